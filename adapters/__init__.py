@@ -1,0 +1,1 @@
+"""One thin file a library; importing this package imports no library."""

@@ -1,0 +1,1 @@
+"""The harness: configs become cells, cells become records, records become tidy CSVs."""

@@ -1,0 +1,116 @@
+"""The factors of one cell as frozen dataclasses: the border behind which no config object passes.
+
+Nothing here imports torch. ``Factors`` makes the cell's id; ``Settings`` says how it is run and
+never enters the id.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+__all__ = ["Balance", "Data", "Factors", "Library", "Model", "Optimizer", "Scalar", "Settings"]
+
+Scalar = str | int | float | bool | None
+Options = tuple[tuple[str, Scalar], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Library:
+    """A library under test; ``adapter`` is the dotted name of its adapter module."""
+
+    name: str
+    adapter: str
+    options: Options = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A model; ``target`` is ``package.module.function`` returning a flat ``nn.Sequential``.
+
+    The function is called as ``target(granularity=…, num_classes=…, **options)``.
+    """
+
+    name: str
+    target: str
+    options: Options = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Balance:
+    """The rule that picks the stage boundaries; ``layers`` only for ``manual``."""
+
+    name: str
+    layers: tuple[int, ...] | None = None
+    options: Options = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Where mini-batches come from: ``synthetic``, ``imagefolder`` or ``cifar10`` (at ``path``)."""
+
+    name: str = "synthetic"
+    path: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """Plain SGD, the only optimizer; ``lr`` and ``momentum`` of the measured steps."""
+
+    name: str = "sgd"
+    lr: float = 0.01
+    momentum: float = 0.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factors:
+    """One point of a sweep.  ``shared/words``: see README, *Words*.
+
+    In a *normalised* Factors (``plan.normalise``) ``device`` is ``cpu`` or ``cuda``, ``schedule``
+    is resolved, and factors without meaning for the library hold fixed values.
+    """
+
+    library: Library
+    model: Model
+    granularity: Literal["block", "op"] = "block"
+    image_size: int = 64
+    num_classes: int = 1000
+    batch_size: int = 32
+    micro_batches: int = 4
+    stages: int = 2
+    virtual_stages: int = 1
+    nodes: int = 1
+    balance: Balance = Balance(name="uniform")
+    schedule: str = "native"
+    checkpoint: Literal["never", "except_last", "always"] = "never"
+    precision: Literal["fp64", "fp32", "tf32", "bf16"] = "fp32"
+    optimizer: Optimizer = Optimizer()
+    data: Data = Data()
+    seed: int = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    share_devices: bool = False
+
+    def replace(self, **changes: object) -> Factors:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How cells are run; none of it enters a cell's id.
+
+    ``devices`` are indices into the visible GPUs (None: the first ``stages``); ``timeout_s`` ends
+    a cell that reports nothing for so long, ``wall_limit_s`` bounds the whole cell (waiting for
+    the device lock excepted).
+    """
+
+    trials: tuple[int, ...] = (0,)
+    warmup_steps: int = 3
+    steps: int = 10
+    devices: tuple[int, ...] | None = None
+    timeout_s: float = 300.0
+    wall_limit_s: float = 3600.0
+    results_dir: Path = Path("results")
+    baseline: bool = True
