@@ -1,0 +1,129 @@
+"""The record of one run: the only truth, from which every CSV and table can be made again."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from bench.factors import Factors
+from bench.jobs import ParityResult, StageResult, Status, factors_from_json, to_json
+
+__all__ = ["SCHEMA_VERSION", "Record", "RecordError", "Step", "load", "load_all", "records_dir", "write"]
+
+SCHEMA_VERSION = 1
+
+
+class RecordError(ValueError):
+    """A file in the records folder that is no record: truncated, foreign or of another version."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One optimizer step: ``time_s`` is the slowest rank's, ``rank_times_s`` all of them."""
+
+    index: int
+    warmup: bool
+    time_s: float
+    rank_times_s: tuple[float, ...]
+    loss: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """All that is known of one run.
+
+    ``kind``: ``cell``, or ``parity`` for a float64 parity run that many cells point to with
+    ``parity_double_run``.  ``hardware`` is the fingerprint of the devices.  ``wall_s`` is the
+    parent's time from claim to record without waiting for the device lock (``waited_s``);
+    ``fixed_cost_s`` = ``wall_s`` minus all optimizer steps.  ``resolved`` is what was read back
+    from the library.  ``overlap``: whether stages can overlap on this device.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    kind: Literal["cell", "parity"] = "cell"
+    synthetic: bool = False
+    run_id: str
+    cell_id: str
+    trial: int
+    hardware: str
+    status: Status
+    fail_phase: str = ""
+    fail_reason: str = ""
+    started_at: str
+    wall_s: float | None = None
+    waited_s: float = 0.0
+    fixed_cost_s: float | None = None
+    factors: Factors
+    baseline: bool = False
+    partition: tuple[int, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    resolved: dict[str, Any] = field(default_factory=dict)
+    overlap: bool = True
+    steps: tuple[Step, ...] = ()
+    stages: tuple[StageResult, ...] = ()
+    phases: dict[str, float] = field(default_factory=dict)
+    parity: ParityResult | None = None
+    parity_double: ParityResult | None = None
+    parity_double_run: str = ""
+    parity_unchecked: str = ""
+    foreign_load: float | None = None
+    notes: tuple[str, ...] = ()
+    environment: dict[str, Any] = field(default_factory=dict)
+    log: str = ""
+
+
+def records_dir(results_dir: Path) -> Path:
+    """Where a results folder keeps its records."""
+    return results_dir / "records"
+
+
+def write(record: Record, results_dir: Path) -> Path:
+    """Write atomically (temporary file, fsync, rename); the name carries the run's id."""
+    folder = records_dir(results_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{record.run_id}.json"
+    temporary = folder / f".{record.run_id}.{os.getpid()}.tmp"
+    try:
+        with open(temporary, "w") as out:
+            json.dump(to_json(record), out, indent=1)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def load(path: Path) -> Record:
+    """Read one record; ``RecordError`` says in one line what is wrong with the file."""
+    try:
+        data = json.loads(path.read_text())
+        if data["schema_version"] != SCHEMA_VERSION:
+            raise RecordError(f"{path}: schema_version {data['schema_version']}, this program reads {SCHEMA_VERSION}")
+        data["factors"] = factors_from_json(data["factors"])
+        data["partition"] = tuple(data["partition"])
+        data["notes"] = tuple(data["notes"])
+        data["steps"] = tuple(Step(**{**s, "rank_times_s": tuple(s["rank_times_s"])}) for s in data["steps"])
+        data["stages"] = tuple(StageResult(**{**s, "layers": tuple(s["layers"])}) for s in data["stages"])
+        for key in ("parity", "parity_double"):
+            data[key] = ParityResult(**data[key]) if data[key] else None
+        known = {f.name for f in fields(Record)}
+        return Record(**{k: v for k, v in data.items() if k in known})
+    except RecordError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RecordError(f"{path}: not a record ({type(error).__name__}: {error})") from error
+
+
+def load_all(results_dir: Path) -> tuple[list[Record], list[RecordError]]:
+    """All records of a results folder by run id, and what stands there that is none."""
+    records, errors = [], []
+    for path in sorted(records_dir(results_dir).glob("*.json")):
+        try:
+            records.append(load(path))
+        except RecordError as error:
+            errors.append(error)
+    return records, errors
