@@ -1,0 +1,46 @@
+"""One rank of one cell: ``python -m bench.worker JOB_FILE RANK MESSAGE_FD``, started by the launcher.
+
+Phases: build → parity → warm up → measure → memory pass.  Whatever goes wrong is reported once,
+with the phase, and ends the process at once: a rank that lingers would leave its peers hanging.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+
+
+def main(arguments: list[str]) -> None:
+    """Run the rank and leave the process without waiting for any library's threads."""
+    from bench.jobs import Job
+    from bench.lifeline import die_with_parent
+
+    job_file, rank, fd = arguments[0], int(arguments[1]), int(arguments[2])
+    job = Job.loads(Path(job_file).read_text())
+    die_with_parent(job.parent_pid)
+
+    from bench.worker.channel import Channel
+
+    channel = Channel(rank, fd)
+    try:
+        channel.phase("build")
+        from bench.jobs import to_json
+        from bench.worker.cell import run_rank
+
+        channel.result(to_json(run_rank(job, rank, channel)))
+        code = 0
+    except BaseException as error:
+        traceback.print_exc()
+        from bench.worker.errors import describe
+
+        channel.error(*describe(error))
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

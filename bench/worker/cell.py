@@ -1,0 +1,139 @@
+"""The path of one rank through its cell."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch.distributed as dist
+
+from adapters.protocol import Capabilities, Pipeline
+from bench.jobs import Job, RankResult, StageResult
+from bench.registry import capabilities
+from bench.worker import memory, parity
+from bench.worker.build import Work, build
+from bench.worker.channel import Channel
+from bench.worker.data import loader, synthetic
+from bench.worker.measure import device_lock, foreign_load, run_steps
+from bench.worker.ranks import Ranks, join, set_precision
+
+__all__ = ["lanes", "run_rank"]
+
+
+def lanes(job: Job, can: Capabilities) -> Callable[[int], int]:
+    """The map from a model stage to its device, under the schedule's placement."""
+    stages = job.factors.stages
+    rule = next((r for r in can.schedules if r.name == job.factors.schedule), None)
+    if rule is not None and rule.placement == "v":
+        return lambda k: k if k < stages else 2 * stages - 1 - k
+    return lambda k: k % stages
+
+
+def run_rank(job: Job, rank: int, channel: Channel) -> RankResult:
+    """Build → parity → warm up → measure → memory pass; a failed parity ends it before the clock."""
+    # It dumps its whole schedule at each error, which would bury the cause in the log.
+    logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
+    can = capabilities(job.factors.library)
+    replicas = can.stages_are == "replicas"
+    calls = job.factors.micro_batches // (job.factors.stages if replicas else 1)
+    dtype = set_precision(job.factors.precision)
+    ranks = join(job, rank, grouped=can.ranks == "per_stage")
+
+    channel.phase("parity")
+    outcome = parity.check(job, ranks, channel, calls=calls)
+    double = parity.check_double(job, ranks, channel, calls=calls) if job.double_parity else None
+    read_back = {**outcome.counts, "schedule": job.factors.schedule, "checkpoint": job.factors.checkpoint}
+    result = RankResult(
+        rank=rank,
+        phases=channel.seconds,
+        steps=(),
+        stages=(),
+        read_back=read_back,
+        parity=outcome.result,
+        parity_double=double.result if double else None,
+        parity_unchecked=outcome.unchecked or (double.unchecked if double else ""),
+        notes=can.notes,
+    )
+    if any(r is not None and not r.passed for r in (result.parity, result.parity_double)):
+        return _leave(ranks, result)
+
+    channel.phase("build")
+    work = Work(dtype=dtype, batch_size=job.factors.batch_size, optimizer=job.factors.optimizer, dropout=True)
+    pipeline = build(job, ranks, work)
+    ranks.release_memory()
+    next_batch = _batches(job, pipeline, work)
+    with device_lock(ranks, channel, job.lock_paths), foreign_load(ranks) as load:
+        steps = run_steps(
+            ranks, channel, pipeline, next_batch, warmup_steps=job.warmup_steps, steps=job.steps
+        )
+        busy = load()
+
+    channel.phase("memory")
+    lane = (lambda k: rank) if replicas else lanes(job, can)
+    peaks = memory.peaks(ranks, pipeline, next_batch(), lane)
+    stages = tuple(
+        _stage(job, ranks, pipeline, stage, lane, peak, str(dtype).removeprefix("torch."))
+        for stage, peak in peaks.items()
+    )
+    pipeline.close()
+    del pipeline
+    gc.collect()
+    return _leave(ranks, replace(result, steps=steps, stages=stages, foreign_load=busy))
+
+
+def _leave(ranks: Ranks, result: RankResult) -> RankResult:
+    ranks.barrier()
+    if ranks.group is not None:
+        dist.destroy_process_group()
+    return result
+
+
+def _batches(job: Job, pipeline: Pipeline, work: Work) -> Callable[[], Any]:
+    stream = loader(job.factors, work.dtype)
+    if stream is not None:
+        return lambda: pipeline.place(*next(stream))
+    factors = job.factors
+    placed = pipeline.place(
+        *synthetic(
+            seed=factors.seed,
+            batch_size=factors.batch_size,
+            image_size=factors.image_size,
+            num_classes=factors.num_classes,
+            dtype=work.dtype,
+        )
+    )
+    return lambda: placed
+
+
+def _stage(
+    job: Job,
+    ranks: Ranks,
+    pipeline: Pipeline,
+    stage: int,
+    lane: Callable[[int], int],
+    peak: tuple[int, int | None],
+    dtype: str,
+) -> StageResult:
+    bounds = [sum(job.partition[:i]) for i in range(len(job.partition) + 1)]
+    layers = tuple(
+        layer
+        for k in sorted(pipeline.stages())
+        if lane(k) == stage
+        for layer in range(bounds[k], bounds[k + 1])
+    )
+    live = pipeline.layers()
+    parameters = [p for layer in layers for p in live[layer].parameters()]
+    return StageResult(
+        stage=stage,
+        rank=ranks.rank,
+        device=str(ranks.devices[stage]),
+        layers=layers,
+        parameters=sum(p.numel() for p in parameters),
+        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        dtype=dtype,
+        peak_allocated_bytes=peak[0],
+        peak_reserved_bytes=peak[1],
+    )

@@ -1,0 +1,104 @@
+"""The clock: warm-up and measured steps under the host-wide device lock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import psutil
+import torch
+from filelock import FileLock, Timeout
+
+from adapters.protocol import Pipeline
+from bench.jobs import StepResult
+from bench.worker.channel import Channel
+from bench.worker.ranks import Ranks
+
+__all__ = ["device_lock", "foreign_load", "run_steps", "timed"]
+
+LOCK_POLL_S = 1.0
+
+
+@contextmanager
+def device_lock(ranks: Ranks, channel: Channel, paths: Sequence[str]) -> Iterator[None]:
+    """Hold the devices' locks, so that no two cells of a host ever time each other.
+
+    Rank 0 holds them (the kernel frees them if it dies); the others wait for it.
+    """
+    with ExitStack() as stack:
+        if ranks.rank == 0:
+            for path in sorted(paths):
+                lock = FileLock(path, mode=0o666)
+                while True:
+                    try:
+                        lock.acquire(timeout=LOCK_POLL_S)
+                        break
+                    except Timeout:
+                        channel.alive("waiting for the device: another run is measuring", waiting=True)
+                stack.callback(lock.release)
+        ranks.barrier()
+        yield
+        ranks.barrier()
+
+
+def timed(ranks: Ranks, step: Callable[[Any], torch.Tensor | None], batch: Any) -> tuple[float, Any]:
+    """(seconds, loss) of one step: barrier, sync every device, clock, step, sync every device, clock."""
+    ranks.barrier()
+    ranks.sync()
+    start = time.monotonic_ns()
+    loss = step(batch)
+    ranks.sync()
+    return (time.monotonic_ns() - start) * 1e-9, loss
+
+
+def run_steps(
+    ranks: Ranks,
+    channel: Channel,
+    pipeline: Pipeline,
+    next_batch: Callable[[], Any],
+    *,
+    warmup_steps: int,
+    steps: int,
+) -> tuple[StepResult, ...]:
+    """All steps, warm-ups kept and marked.  ``next_batch`` gives placed mini-batches, off the clock."""
+    results = []
+    channel.phase("warmup")
+    for index in range(warmup_steps + steps):
+        if index == warmup_steps:
+            channel.phase("measure")
+        seconds, loss = timed(ranks, pipeline.step, next_batch())
+        results.append(
+            StepResult(
+                index=index,
+                warmup=index < warmup_steps,
+                time_s=seconds,
+                loss=None if loss is None else float(loss),
+            )
+        )
+        channel.step(index)
+    return tuple(results)
+
+
+@contextmanager
+def foreign_load(ranks: Ranks) -> Iterator[Callable[[], float]]:
+    """Yields a function for the mean number of cores that other processes kept busy meanwhile."""
+
+    def busy() -> tuple[float, float, float]:
+        times = psutil.cpu_times()
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        # guest time is already in user time, steal is another machine's
+        total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        steal = getattr(times, "steal", 0.0)
+        own = sum(ranks.gather(sum(psutil.Process().cpu_times()[:2])))
+        return total - idle - steal, own, time.monotonic()
+
+    before = busy()
+
+    def load() -> float:
+        after = busy()
+        used = (after[0] - before[0]) - (after[1] - before[1])
+        return max(0.0, used / max(after[2] - before[2], 1e-9))
+
+    yield load
