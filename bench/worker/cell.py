@@ -48,7 +48,7 @@ def run_rank(job: Job, rank: int, channel: Channel) -> RankResult:
     read_back = {**outcome.counts, "schedule": job.factors.schedule, "checkpoint": job.factors.checkpoint}
     result = RankResult(
         rank=rank,
-        phases=channel.seconds,
+        phases={},
         steps=(),
         stages=(),
         read_back=read_back,
@@ -58,7 +58,7 @@ def run_rank(job: Job, rank: int, channel: Channel) -> RankResult:
         notes=can.notes,
     )
     if any(r is not None and not r.passed for r in (result.parity, result.parity_double)):
-        return _leave(ranks, result)
+        return _leave(ranks, channel, result)
 
     channel.phase("build")
     work = Work(dtype=dtype, batch_size=job.factors.batch_size, optimizer=job.factors.optimizer, dropout=True)
@@ -81,14 +81,14 @@ def run_rank(job: Job, rank: int, channel: Channel) -> RankResult:
     pipeline.close()
     del pipeline
     gc.collect()
-    return _leave(ranks, replace(result, steps=steps, stages=stages, foreign_load=busy))
+    return _leave(ranks, channel, replace(result, steps=steps, stages=stages, foreign_load=busy))
 
 
-def _leave(ranks: Ranks, result: RankResult) -> RankResult:
+def _leave(ranks: Ranks, channel: Channel, result: RankResult) -> RankResult:
     ranks.barrier()
     if ranks.group is not None:
         dist.destroy_process_group()
-    return result
+    return replace(result, phases=channel.seconds())
 
 
 def _batches(job: Job, pipeline: Pipeline, work: Work) -> Callable[[], Any]:

@@ -21,7 +21,7 @@ class Channel:
     def __init__(self, rank: int, fd: int) -> None:
         self.rank = rank
         self.current = "build"
-        self.seconds: dict[str, float] = {}
+        self._seconds: dict[str, float] = {}
         self._fd = fd
         self._lock = threading.Lock()
         self._since = time.monotonic()
@@ -33,11 +33,15 @@ class Channel:
                 line = line[os.write(self._fd, line) :]
 
     def phase(self, name: str) -> None:
-        """Enter a phase; the time since the last call goes to the phase before."""
-        now = time.monotonic()
-        self.seconds[self.current] = self.seconds.get(self.current, 0.0) + now - self._since
-        self._since, self.current = now, name
+        """Enter a phase; the time since then counts for it."""
+        self._seconds = self.seconds()
+        self._since, self.current = time.monotonic(), name
         self._send(kind="phase")
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds spent in each phase up to now."""
+        spent = self._seconds.get(self.current, 0.0) + time.monotonic() - self._since
+        return {**self._seconds, self.current: spent}
 
     def step(self, index: int) -> None:
         """Report a finished step of the current phase."""
