@@ -1,0 +1,73 @@
+"""What torchgpipe and FairScale have in common: one process drives all devices, one autograd graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from adapters.protocol import ReadBack, Task
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+__all__ = ["SHARED_NOTES", "SingleProcessPipe"]
+
+SHARED_NOTES = (
+    "recomputation advances BatchNorm statistics a second time",
+    "the mini-batch is cut and the output gathered by the library inside its step; the loss is taken once, "
+    "over the whole mini-batch",
+)
+
+
+class SingleProcessPipe:
+    """A pipe that is called on a whole mini-batch; see ``adapters.protocol.Pipeline``.
+
+    ``partitions`` are the library's own stage modules; ``chunks`` and ``checkpoint`` are read from
+    the library's object.
+    """
+
+    def __init__(
+        self, task: Task, pipe: nn.Module, partitions: Sequence[nn.Module], chunks: int, checkpoint: str
+    ) -> None:
+        self.task, self.pipe, self.partitions = task, pipe, partitions
+        self._chunks, self._checkpoint = chunks, checkpoint
+        parameters = list(pipe.parameters())
+        self.optim = task.make_optimizer(parameters) if parameters else None
+
+    def place(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        return x.to(self.task.devices[0]), y.to(self.task.devices[-1])
+
+    def step(self, batch: Any) -> torch.Tensor:
+        x, y = batch
+        loss = self.task.loss(self.pipe(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self.optim is not None:
+            self.optim.step()
+            self.optim.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    def stages(self) -> Mapping[int, nn.Module]:
+        return dict(enumerate(self.partitions))
+
+    def layers(self) -> Mapping[int, nn.Module]:
+        flat = (layer for partition in self.partitions for layer in partition.children())
+        return dict(enumerate(flat))
+
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        return self.optim
+
+    def read_back(self) -> ReadBack:
+        return ReadBack(
+            partition={i: len(list(p.children())) for i, p in enumerate(self.partitions)},
+            micro_batches=self._chunks,
+            schedule="gpipe",
+            checkpoint=self._checkpoint,
+        )
+
+    def close(self) -> None:
+        # A pipe that lives on into the interpreter's exit leaves its worker threads waiting.
+        import gc
+
+        del self.pipe, self.partitions, self.optim
+        gc.collect()
