@@ -1,0 +1,1 @@
+"""Models as a flat ``nn.Sequential``, and a layer table for each; importing this imports no torch."""
