@@ -48,7 +48,8 @@ class Capabilities:
     ``extra``: the project's extra that installs it.  ``ranks``: one process for all devices, or
     one a stage.  ``stages_are``: ``devices`` of a pipeline, ``replicas`` (ddp) or ``none``
     (single).  ``schedules``: the first is ``native``; empty where a schedule has no meaning.
-    ``reasons``: ``"factor=value"`` → why it is unsupported, for messages.  ``notes``: asymmetries
+    ``reasons``: ``"factor=value"`` → why it is unsupported, for messages.  ``environment``: variables that
+    each process must have, "{device}" standing for cpu or cuda.  ``notes``: asymmetries
     that cannot be removed through the public API; they stand in every record.
     """
 
@@ -62,6 +63,7 @@ class Capabilities:
     several_nodes: bool = False
     overlap_on_cpu: bool = True
     reasons: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 

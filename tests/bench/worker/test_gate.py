@@ -15,7 +15,7 @@ from bench.jobs import Job
 from bench.registry import libraries
 
 HERE = Path(__file__).parent
-SCHEDULES = {"single": "none", "ddp": "none", "torchgpipe": "gpipe", "fairscale": "gpipe"}
+SCHEDULES = {"single": "none", "ddp": "none", "deepspeed": "1f1b"}
 FAULTS = [
     "none",
     "clipping",
@@ -41,7 +41,7 @@ def _job(name: str, tmp_path: Path) -> Job:
         batch_size=16,
         micro_batches=4,
         stages=stages,
-        schedule=SCHEDULES.get(name, "1f1b"),
+        schedule=SCHEDULES.get(name, "gpipe"),
         device="cpu",
     )
     whole = name in ("single", "ddp")
