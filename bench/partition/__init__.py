@@ -1,0 +1,1 @@
+"""Where a model is cut: rules that pick a partition, without torch."""
