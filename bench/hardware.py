@@ -1,0 +1,138 @@
+"""The devices of this host, without torch."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Gpu", "cpu_name", "device_locks", "fingerprint", "link", "visible_gpus"]
+
+LOCK_FOLDER = Path("/tmp/pipeline-bench-device-locks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A visible GPU; ``index`` is torch's, its place in CUDA_VISIBLE_DEVICES."""
+
+    index: int
+    uuid: str
+    name: str
+    pci_address: str
+    memory_bytes: int
+    driver: str
+
+
+@functools.cache
+def visible_gpus() -> tuple[Gpu, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES shows, by NVML; none where there is no driver.
+
+    NVML counts in PCI order, so the workers run with CUDA_DEVICE_ORDER=PCI_BUS_ID.
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        uuids = [_text(pynvml.nvmlDeviceGetUUID(h)) for h in handles]
+        driver = _text(pynvml.nvmlSystemGetDriverVersion())
+        return tuple(
+            Gpu(
+                index=place,
+                uuid=uuids[i],
+                name=_text(pynvml.nvmlDeviceGetName(handles[i])),
+                pci_address=_text(pynvml.nvmlDeviceGetPciInfo(handles[i]).busId),
+                memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handles[i]).total),
+                driver=driver,
+            )
+            for place, i in enumerate(chosen(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids))
+        )
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def chosen(visible: str | None, uuids: Sequence[str]) -> list[int]:
+    """The NVML indices that a CUDA_VISIBLE_DEVICES shows, in its order.
+
+    As CUDA does: entries are indices or beginnings of UUIDs, the first bad one ends the list.
+    """
+    if visible is None:
+        return list(range(len(uuids)))
+    found: list[int] = []
+    for entry in visible.split(","):
+        word = entry.strip()
+        if re.fullmatch(r"\d+", word):
+            matches = [int(word)] if int(word) < len(uuids) else []
+        else:
+            matches = [i for i, uuid in enumerate(uuids) if word and uuid.startswith(word)]
+        if len(matches) != 1 or matches[0] in found:
+            break
+        found += matches
+    return found
+
+
+def link(first: Gpu, second: Gpu) -> str:
+    """How two GPUs are connected: NVLink, or the nearest common ancestor on the PCI tree."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        a, b = (pynvml.nvmlDeviceGetHandleByUUID(g.uuid) for g in (first, second))
+        status = pynvml.nvmlDeviceGetP2PStatus(a, b, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+        if status == pynvml.NVML_P2P_STATUS_OK:
+            return "nvlink"
+        level = pynvml.nvmlDeviceGetTopologyCommonAncestor(a, b)
+    except pynvml.NVMLError as error:
+        return f"unknown ({error})"
+    names = {0: "internal", 10: "pci-switch", 20: "pci-switches", 30: "host-bridge", 40: "node", 50: "system"}
+    return names.get(level, f"level {level}")
+
+
+@functools.cache
+def cpu_name() -> str:
+    """The CPU's model name."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or platform.machine()
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return match[1].strip() if match else platform.machine()
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def fingerprint(device: str, gpus: Sequence[Gpu]) -> str:
+    """What a result is a result of: the CPU's name and cores, or the GPUs' name.
+
+    The host's name is not part of it: two nodes with the same hardware are the same.
+    """
+    if device == "cuda":
+        return "cuda-" + "+".join(sorted({_slug(g.name) for g in gpus}))
+    cores = os.cpu_count() or 1
+    digest = hashlib.sha256(f"{cpu_name()}/{cores}".encode()).hexdigest()[:6]
+    return f"cpu-{_slug(cpu_name())[:24].strip('-')}-{cores}c-{digest}"
+
+
+def device_locks(device: str, gpus: Sequence[Gpu]) -> tuple[str, ...]:
+    """Host-wide lock files to hold while measuring: one a GPU, or one for all cores."""
+    LOCK_FOLDER.mkdir(exist_ok=True)
+    try:
+        LOCK_FOLDER.chmod(0o1777)
+    except PermissionError:
+        pass  # another user's folder, which has that mode already
+    names = sorted({g.uuid for g in gpus}) if device == "cuda" else ["cpu"]
+    return tuple(str(LOCK_FOLDER / f"{name}.lock") for name in names)

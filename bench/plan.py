@@ -1,0 +1,323 @@
+"""From factors to cells: normalised, identified, checked, cut.
+
+``python -m bench.plan OVERRIDES`` shows what a sweep would run, without running it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from adapters.protocol import Capabilities, ScheduleRule
+
+from bench.errors import UserError
+from bench.expand import Sweep, expand
+from bench.factors import Balance, Factors, Settings
+from bench.hardware import fingerprint, visible_gpus
+from bench.partition.rules import partition
+from bench.registry import capabilities, libraries
+
+__all__ = ["Cell", "cell_id", "normalise", "plan"]
+
+# What a factor without meaning for a library is set to, so that such a cell appears once.
+_NO_PIPELINE = {
+    "virtual_stages": 1,
+    "balance": Balance(name="uniform"),
+    "schedule": "none",
+    "checkpoint": "never",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One point of the factors, normalised.
+
+    ``partition``: p·v numbers of layers (the whole model in one for libraries without a pipeline).
+    ``reason``: why it cannot run, with the ``key`` at fault and the ``remedy``; empty for a valid cell.
+    """
+
+    factors: Factors
+    id: str
+    partition: tuple[int, ...]
+    world_size: int
+    baseline: bool
+    hardware: str
+    key: str = ""
+    reason: str = ""
+    remedy: str = ""
+
+    def error(self) -> UserError:
+        """The reason as the user's mistake."""
+        value = getattr(self.factors, self.key.partition(".")[0], "")
+        return UserError(self.key, getattr(value, "name", value), self.reason, self.remedy)
+
+
+@functools.cache
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def normalise(factors: Factors) -> Factors:
+    """Resolve device and schedule and fix the factors that mean nothing for the library."""
+    can = capabilities(factors.library)
+    changes: dict[str, object] = {}
+    if factors.device == "auto":
+        changes["device"] = "cuda" if visible_gpus() else "cpu"
+    if can.stages_are == "devices":
+        if factors.schedule == "native":
+            changes["schedule"] = can.schedules[0].name
+    else:
+        changes |= _NO_PIPELINE
+        if can.stages_are == "none":
+            changes["stages"] = 1
+            changes["nodes"] = 1
+    return factors.replace(**changes)
+
+
+def cell_id(factors: Factors, versions: dict[str, str | None]) -> str:
+    """12 hex digits of the hash of the normalised factors and the versions; the same on every host."""
+    text = json.dumps([asdict(factors), versions], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def versions_of(can: Capabilities) -> dict[str, str | None]:
+    """The versions that enter a cell's id: torch's and the library's."""
+    names = ["torch", *([can.distribution] if can.distribution else [])]
+    return {name: _version(name) for name in names}
+
+
+@functools.lru_cache(maxsize=4096)
+def _parameters(model_key: tuple[object, str, int], cache_dir: Path) -> tuple[int, ...]:
+    from models.table import layer_table
+
+    model, granularity, num_classes = model_key
+    table = layer_table(model, granularity=granularity, num_classes=num_classes, cache_dir=cache_dir)  # type: ignore[arg-type]
+    return tuple(layer.parameters for layer in table)
+
+
+@functools.lru_cache(maxsize=4096)
+def _cut(
+    model_key: tuple[object, str, int], balance: Balance, model_stages: int, cache_dir: Path
+) -> tuple[int, ...]:
+    return partition(balance, _parameters(model_key, cache_dir), model_stages)
+
+
+def _problem(factors: Factors, can: Capabilities, settings: Settings) -> tuple[str, str, str] | None:
+    """(key, reason, remedy) of what keeps the normalised cell from running."""
+    p, v, m = factors.stages, factors.virtual_stages, factors.micro_batches
+    if can.distribution and _version(can.distribution) is None:
+        return (
+            "library",
+            f"{can.distribution} is not installed",
+            f"pip install 'pipeline-bench[{can.extra}]'",
+        )
+    if factors.batch_size % m:
+        return "micro_batches", f"must divide batch_size={factors.batch_size}", "choose a divisor"
+    if can.stages_are == "replicas" and m % p:
+        return "micro_batches", f"must be a multiple of the {p} replicas", f"choose a multiple of {p}"
+    if factors.nodes > 1 and not can.several_nodes:
+        return "nodes", "the library runs in one process, on one node", "choose nodes=1"
+    if factors.nodes > 1:
+        return "nodes", "several nodes are not built yet", "choose nodes=1"
+    if factors.precision not in can.precisions:
+        return "precision", f"allowed are {', '.join(can.precisions)}", "choose one of them"
+    if factors.precision == "tf32" and factors.device == "cpu":
+        return "precision", "there is no TF32 on a CPU", "choose fp32"
+    if can.stages_are == "devices":
+        found = _schedule_problem(factors, can)
+        if found:
+            return found
+    elif factors.schedule != "none":
+        raise AssertionError("normalise() comes first")
+    if factors.data.path is not None and not Path(factors.data.path).is_dir():
+        return "data.path", f"there is no folder {factors.data.path}", "give the folder of the data set"
+    if p * v > 1 and can.stages_are == "devices" or factors.balance.name == "manual":
+        pass  # the partition says itself what is wrong with it
+    return _device_problem(factors, settings) if factors.device == "cuda" else None
+
+
+def _schedule_problem(factors: Factors, can: Capabilities) -> tuple[str, str, str] | None:
+    p, v, m = factors.stages, factors.virtual_stages, factors.micro_batches
+    names = [rule.name for rule in can.schedules]
+    rule: ScheduleRule | None = next((r for r in can.schedules if r.name == factors.schedule), None)
+    if rule is None:
+        return "schedule", f"the library offers {', '.join(names)}", "choose one of them"
+    if rule.virtual_stages is None:
+        if v < 2:
+            return "virtual_stages", f"schedule={rule.name} needs at least 2", "choose virtual_stages=2"
+    elif v not in rule.virtual_stages:
+        allowed = " or ".join(map(str, rule.virtual_stages))
+        return "virtual_stages", f"schedule={rule.name} allows {allowed}", f"choose {allowed}"
+    if p < rule.min_stages:
+        return "stages", f"schedule={rule.name} needs at least {rule.min_stages}", "choose more stages"
+    least = {"one": 1, "stages": p, "model_stages": p * v}[rule.min_micro_batches]
+    if m < least:
+        return "micro_batches", f"schedule={rule.name} needs at least {least} here", f"choose {least} or more"
+    if rule.whole_rounds and m % max(1, m // p):
+        return (
+            "micro_batches",
+            f"schedule={rule.name} needs a multiple of its {max(1, m // p)} rounds",
+            f"choose a multiple of stages={p}",
+        )
+    if factors.checkpoint not in can.checkpoints or factors.checkpoint not in rule.checkpoints:
+        why = can.reasons.get(f"checkpoint={factors.checkpoint}") or can.reasons.get("checkpoint", "")
+        allowed = ", ".join(c for c in can.checkpoints if c in rule.checkpoints)
+        return "checkpoint", f"the library allows {allowed}" + (f" ({why})" if why else ""), "choose one of them"
+    return None
+
+
+def _device_problem(factors: Factors, settings: Settings) -> tuple[str, str, str] | None:
+    count = len(visible_gpus())
+    if settings.devices is not None:
+        bad = [d for d in settings.devices if not 0 <= d < count]
+        if bad:
+            return "devices", f"there is no GPU {bad[0]}; {count} are visible", "choose among them"
+        if len(settings.devices) < factors.stages and not factors.share_devices:
+            return "devices", f"{factors.stages} stages need as many GPUs", "name more GPUs"
+        if len(set(settings.devices)) < len(settings.devices) and not factors.share_devices:
+            return "devices", "a GPU is named twice", "set share_devices=true if that is meant"
+    elif count == 0:
+        return "device", "no GPU is visible", "choose device=cpu"
+    elif count < factors.stages and not factors.share_devices:
+        return "stages", f"needs {factors.stages} GPUs, {count} are visible", "choose fewer, or share_devices=true"
+    return None
+
+
+def _cell(factors: Factors, settings: Settings) -> Cell:
+    can = capabilities(factors.library)
+    gpus = visible_gpus() if factors.device == "cuda" else ()
+    problem = _problem(factors, can, settings)
+    cut: tuple[int, ...] = ()
+    if problem is None:
+        model_key = (factors.model, factors.granularity, factors.num_classes)
+        cache = settings.results_dir / ".cache"
+        try:
+            if can.stages_are == "devices":
+                cut = _cut(model_key, factors.balance, factors.stages * factors.virtual_stages, cache)
+            else:
+                cut = (len(_parameters(model_key, cache)),)
+        except UserError as error:
+            problem = (error.key, error.problem, error.remedy)
+    key, reason, remedy = problem or ("", "", "")
+    return Cell(
+        factors=factors,
+        id=cell_id(factors, versions_of(can)),
+        partition=cut,
+        world_size=factors.stages if can.ranks == "per_stage" else 1,
+        baseline=can.stages_are == "none" and factors.micro_batches == 1,
+        hardware=fingerprint(factors.device, gpus),
+        key=key,
+        reason=reason,
+        remedy=remedy,
+    )
+
+
+def _baseline_of(factors: Factors) -> Factors | None:
+    plain = next((lib for lib in libraries().values() if capabilities(lib).stages_are == "none"), None)
+    if plain is None:
+        return None
+    return normalise(factors.replace(library=plain, micro_batches=1, share_devices=False))
+
+
+def plan(sweep: Sweep) -> list[Cell]:
+    """The cells of a sweep, each once, the missing baselines first.
+
+    A single cell that cannot run raises its reason as UserError; in a sweep it stays as a cell with
+    its reason, unless no cell at all can run.
+    """
+    settings = sweep.settings
+    if not sweep.several:
+        _refuse_meaningless(sweep)
+    wanted = dict.fromkeys(normalise(f) for f in sweep.factors)
+    cells = [_cell(f, settings) for f in wanted]
+    if sweep.several and settings.baseline:
+        cells = [*_missing_baselines(cells, settings), *cells]
+    if all(cell.reason for cell in cells) and cells:
+        raise cells[0].error()
+    return cells
+
+
+def _missing_baselines(cells: Sequence[Cell], settings: Settings) -> list[Cell]:
+    have = {cell.factors for cell in cells}
+    needed = dict.fromkeys(b for cell in cells if not cell.reason and (b := _baseline_of(cell.factors)))
+    return [cell for f in needed if f not in have and not (cell := _cell(f, settings)).reason]
+
+
+def _refuse_meaningless(sweep: Sweep) -> None:
+    """A factor typed for a library that knows no such thing is a mistake, when it is the only cell."""
+    factors = sweep.factors[0]
+    fixed = normalise(factors)
+    for key in ("stages", "virtual_stages", "schedule", "checkpoint", "nodes"):
+        asked = getattr(factors, key)
+        if key in sweep.typed and asked != getattr(fixed, key) and asked != "native":
+            raise UserError(
+                key,
+                asked,
+                f"has no meaning for library={factors.library.name}",
+                f"leave it out, or choose another library ({', '.join(sorted(libraries()))})",
+            )
+
+
+def _rows(cells: Iterable[Cell], settings: Settings) -> Iterable[dict[str, object]]:
+    from bench.run import done
+
+    finished = done(settings.results_dir)
+    for cell in cells:
+        f = cell.factors
+        yield {
+            "id": cell.id,
+            "library": f.library.name,
+            "model": f.model.name,
+            "stages": f.stages,
+            "virtual_stages": f.virtual_stages,
+            "micro_batches": f.micro_batches,
+            "balance": f.balance.name,
+            "partition": "-".join(map(str, cell.partition)),
+            "schedule": f.schedule,
+            "checkpoint": f.checkpoint,
+            "precision": f.precision,
+            "device": f.device,
+            "trials": len(settings.trials),
+            "done": sum((cell.id, trial, cell.hardware) in finished for trial in settings.trials),
+            "reason": f"{cell.key}: {cell.reason}" if cell.reason else "",
+        }
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the plan as a table, or with ``--json`` as JSON lines."""
+    as_json = "--json" in arguments
+    try:
+        sweep = expand([a for a in arguments if a not in ("--json", "-m")])
+        cells = plan(replace(sweep, several=True))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    rows = list(_rows(cells, sweep.settings))
+    if as_json:
+        for row in rows:
+            print(json.dumps(row))
+        return 0
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*rows[0], title="plan")
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    valid = sum(not cell.reason for cell in cells)
+    runs = valid * len(sweep.settings.trials)
+    print(f"{len(cells)} cells, {valid} valid, {runs} runs, {sum(int(str(r['done'])) for r in rows)} done")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
