@@ -21,6 +21,7 @@ __all__ = [
     "StageResult",
     "StepResult",
     "factors_from_json",
+    "rank_result_from_json",
     "to_json",
 ]
 
@@ -184,3 +185,22 @@ class RankResult:
     parity_unchecked: str = ""
     foreign_load: float | None = None
     notes: tuple[str, ...] = ()
+
+
+def stage_from_json(data: dict[str, Any]) -> StageResult:
+    """The inverse of ``to_json(stage)``."""
+    return StageResult(**{**data, "layers": tuple(data["layers"])})
+
+
+def rank_result_from_json(data: dict[str, Any]) -> RankResult:
+    """The inverse of ``to_json(result)``."""
+    parities = {key: ParityResult(**data[key]) for key in ("parity", "parity_double") if data[key]}
+    return RankResult(
+        **{
+            **data,
+            **parities,
+            "steps": tuple(StepResult(**s) for s in data["steps"]),
+            "stages": tuple(stage_from_json(s) for s in data["stages"]),
+            "notes": tuple(data["notes"]),
+        }
+    )

@@ -11,14 +11,14 @@ import importlib.metadata
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 
 from adapters.protocol import Capabilities, ScheduleRule
 
 from bench.errors import UserError
 from bench.expand import Sweep, expand
-from bench.factors import Balance, Factors, Settings
+from bench.factors import Balance, Factors, Library, Settings
 from bench.hardware import fingerprint, visible_gpus
 from bench.partition.rules import partition
 from bench.registry import capabilities, libraries
@@ -39,7 +39,7 @@ class Cell:
     """One point of the factors, normalised.
 
     ``partition``: p·v numbers of layers (the whole model in one for libraries without a pipeline).
-    ``reason``: why it cannot run, with the ``key`` at fault and the ``remedy``; empty for a valid cell.
+    ``problem``: why it cannot run, None for a valid cell.
     """
 
     factors: Factors
@@ -48,14 +48,12 @@ class Cell:
     world_size: int
     baseline: bool
     hardware: str
-    key: str = ""
-    reason: str = ""
-    remedy: str = ""
+    problem: UserError | None = None
 
-    def error(self) -> UserError:
-        """The reason as the user's mistake."""
-        value = getattr(self.factors, self.key.partition(".")[0], "")
-        return UserError(self.key, getattr(value, "name", value), self.reason, self.remedy)
+    @property
+    def reason(self) -> str:
+        """Why it cannot run, in one line; empty for a valid cell."""
+        return str(self.problem) if self.problem else ""
 
 
 @functools.cache
@@ -85,12 +83,24 @@ def normalise(factors: Factors) -> Factors:
 
 def cell_id(factors: Factors, versions: dict[str, str | None]) -> str:
     """12 hex digits of the hash of the normalised factors and the versions; the same on every host."""
-    text = json.dumps([asdict(factors), versions], sort_keys=True, separators=(",", ":"))
+    plain = {f.name: _plain(getattr(factors, f.name)) for f in fields(factors)}
+    text = json.dumps([plain, versions], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def versions_of(can: Capabilities) -> dict[str, str | None]:
+@functools.lru_cache(maxsize=4096)
+def _section(value: object) -> object:
+    return asdict(value)  # type: ignore[call-overload]
+
+
+def _plain(value: object) -> object:
+    return _section(value) if is_dataclass(value) else value
+
+
+@functools.lru_cache
+def versions_of(library: Library) -> dict[str, str | None]:
     """The versions that enter a cell's id: torch's and the library's."""
+    can = capabilities(library)
     names = ["torch", *([can.distribution] if can.distribution else [])]
     return {name: _version(name) for name in names}
 
@@ -113,7 +123,7 @@ def _cut(
 
 def _problem(factors: Factors, can: Capabilities, settings: Settings) -> tuple[str, str, str] | None:
     """(key, reason, remedy) of what keeps the normalised cell from running."""
-    p, v, m = factors.stages, factors.virtual_stages, factors.micro_batches
+    p, m = factors.stages, factors.micro_batches
     if can.distribution and _version(can.distribution) is None:
         return (
             "library",
@@ -132,16 +142,10 @@ def _problem(factors: Factors, can: Capabilities, settings: Settings) -> tuple[s
         return "precision", f"allowed are {', '.join(can.precisions)}", "choose one of them"
     if factors.precision == "tf32" and factors.device == "cpu":
         return "precision", "there is no TF32 on a CPU", "choose fp32"
-    if can.stages_are == "devices":
-        found = _schedule_problem(factors, can)
-        if found:
-            return found
-    elif factors.schedule != "none":
-        raise AssertionError("normalise() comes first")
+    if can.stages_are == "devices" and (found := _schedule_problem(factors, can)):
+        return found
     if factors.data.path is not None and not Path(factors.data.path).is_dir():
         return "data.path", f"there is no folder {factors.data.path}", "give the folder of the data set"
-    if p * v > 1 and can.stages_are == "devices" or factors.balance.name == "manual":
-        pass  # the partition says itself what is wrong with it
     return _device_problem(factors, settings) if factors.device == "cuda" else None
 
 
@@ -192,33 +196,58 @@ def _device_problem(factors: Factors, settings: Settings) -> tuple[str, str, str
     return None
 
 
+def _shown(factors: Factors, settings: Settings, key: str) -> object:
+    """The value that stands at a dotted key."""
+    value: object = settings if hasattr(settings, key) else factors
+    for part in key.split("."):
+        value = getattr(value, part)
+    return getattr(value, "name", value)
+
+
+def _check(factors: Factors, can: Capabilities, settings: Settings) -> tuple[int, ...]:
+    """The partition of a cell that can run; raises UserError for one that cannot."""
+    model_key = (factors.model, factors.granularity, factors.num_classes)
+    cache = settings.results_dir / ".cache"
+    layers = len(_parameters(model_key, cache))
+    if can.stages_are == "devices":
+        if factors.stages * factors.virtual_stages > layers:
+            raise UserError(
+                "stages",
+                factors.stages,
+                f"{factors.model.name} at granularity={factors.granularity} has {layers} layers for "
+                f"{factors.stages * factors.virtual_stages} stages",
+                "choose fewer stages or granularity=op",
+            )
+    problem = _problem(factors, can, settings)
+    if problem is not None:
+        raise UserError(problem[0], _shown(factors, settings, problem[0]), *problem[1:])
+    if can.stages_are == "devices":
+        return _cut(model_key, factors.balance, factors.stages * factors.virtual_stages, cache)
+    return (layers,)
+
+
 def _cell(factors: Factors, settings: Settings) -> Cell:
     can = capabilities(factors.library)
-    gpus = visible_gpus() if factors.device == "cuda" else ()
-    problem = _problem(factors, can, settings)
     cut: tuple[int, ...] = ()
-    if problem is None:
-        model_key = (factors.model, factors.granularity, factors.num_classes)
-        cache = settings.results_dir / ".cache"
-        try:
-            if can.stages_are == "devices":
-                cut = _cut(model_key, factors.balance, factors.stages * factors.virtual_stages, cache)
-            else:
-                cut = (len(_parameters(model_key, cache)),)
-        except UserError as error:
-            problem = (error.key, error.problem, error.remedy)
-    key, reason, remedy = problem or ("", "", "")
+    problem = None
+    try:
+        cut = _check(factors, can, settings)
+    except UserError as error:
+        problem = error
     return Cell(
         factors=factors,
-        id=cell_id(factors, versions_of(can)),
+        id=cell_id(factors, versions_of(factors.library)),
         partition=cut,
         world_size=factors.stages if can.ranks == "per_stage" else 1,
         baseline=can.stages_are == "none" and factors.micro_batches == 1,
-        hardware=fingerprint(factors.device, gpus),
-        key=key,
-        reason=reason,
-        remedy=remedy,
+        hardware=_fingerprint(factors.device),
+        problem=problem,
     )
+
+
+@functools.cache
+def _fingerprint(device: str) -> str:
+    return fingerprint(device, visible_gpus() if device == "cuda" else ())
 
 
 def _baseline_of(factors: Factors) -> Factors | None:
@@ -241,15 +270,15 @@ def plan(sweep: Sweep) -> list[Cell]:
     cells = [_cell(f, settings) for f in wanted]
     if sweep.several and settings.baseline:
         cells = [*_missing_baselines(cells, settings), *cells]
-    if all(cell.reason for cell in cells) and cells:
-        raise cells[0].error()
+    if all(cell.problem for cell in cells) and cells:
+        raise next(cell.problem for cell in cells if cell.problem)
     return cells
 
 
 def _missing_baselines(cells: Sequence[Cell], settings: Settings) -> list[Cell]:
     have = {cell.factors for cell in cells}
-    needed = dict.fromkeys(b for cell in cells if not cell.reason and (b := _baseline_of(cell.factors)))
-    return [cell for f in needed if f not in have and not (cell := _cell(f, settings)).reason]
+    needed = dict.fromkeys(b for cell in cells if not cell.problem and (b := _baseline_of(cell.factors)))
+    return [cell for f in needed if f not in have and not (cell := _cell(f, settings)).problem]
 
 
 def _refuse_meaningless(sweep: Sweep) -> None:
@@ -288,7 +317,7 @@ def _rows(cells: Iterable[Cell], settings: Settings) -> Iterable[dict[str, objec
             "device": f.device,
             "trials": len(settings.trials),
             "done": sum((cell.id, trial, cell.hardware) in finished for trial in settings.trials),
-            "reason": f"{cell.key}: {cell.reason}" if cell.reason else "",
+            "reason": cell.reason,
         }
 
 
@@ -313,7 +342,7 @@ def main(arguments: Sequence[str]) -> int:
     for row in rows:
         table.add_row(*map(str, row.values()))
     Console(width=None if sys.stdout.isatty() else 200).print(table)
-    valid = sum(not cell.reason for cell in cells)
+    valid = sum(not cell.problem for cell in cells)
     runs = valid * len(sweep.settings.trials)
     print(f"{len(cells)} cells, {valid} valid, {runs} runs, {sum(int(str(r['done'])) for r in rows)} done")
     return 0

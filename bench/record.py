@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.factors import Factors
-from bench.jobs import ParityResult, StageResult, Status, factors_from_json, to_json
+from bench.jobs import ParityResult, StageResult, Status, factors_from_json, stage_from_json, to_json
 
 __all__ = ["SCHEMA_VERSION", "Record", "RecordError", "Step", "load", "load_all", "records_dir", "write"]
 
@@ -107,7 +107,7 @@ def load(path: Path) -> Record:
         data["partition"] = tuple(data["partition"])
         data["notes"] = tuple(data["notes"])
         data["steps"] = tuple(Step(**{**s, "rank_times_s": tuple(s["rank_times_s"])}) for s in data["steps"])
-        data["stages"] = tuple(StageResult(**{**s, "layers": tuple(s["layers"])}) for s in data["stages"])
+        data["stages"] = tuple(stage_from_json(s) for s in data["stages"])
         for key in ("parity", "parity_double"):
             data[key] = ParityResult(**data[key]) if data[key] else None
         known = {f.name for f in fields(Record)}

@@ -15,6 +15,7 @@ from bench.factors import Library
 __all__ = ["capabilities", "libraries"]
 
 
+@functools.cache
 def libraries() -> dict[str, Library]:
     """All registered libraries by name."""
     folder = Path(conf.__file__).parent / "library"

@@ -1,0 +1,299 @@
+"""One process group for one cell: started, watched and ended by a parent that never imports torch."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from bench.jobs import Job, Message, RankResult, Status, rank_result_from_json
+
+__all__ = ["WORKER", "Interrupted", "Outcome", "launch"]
+
+WORKER = ("-m", "bench.worker")
+GRACE_S = 3.0
+POLL_S = 0.05
+PROJECT = Path(__file__).resolve().parent.parent
+
+# What a rank reports when it only suffers another's end.
+_SYMPTOMS = (
+    "connection closed by peer",
+    "connection reset",
+    "broken pipe",
+    "connection refused",
+    "timed out waiting",
+    "application timeout caused pair closure",
+    "ncclremoteerror",
+    "socket closed",
+    "failed to recv",
+    "connectfullmesh",
+)
+
+
+class Interrupted(Exception):
+    """A signal that asks this process to end came while a cell ran; ``outcome`` is that cell's."""
+
+    def __init__(self, number: int, outcome: Outcome) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number, self.outcome = number, outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a process group ended.  ``waited_s``: time spent waiting for the device lock."""
+
+    status: Status
+    fail_phase: str = ""
+    fail_reason: str = ""
+    results: tuple[RankResult, ...] = ()
+    waited_s: float = 0.0
+
+
+@dataclass(kw_only=True)
+class _Rank:
+    number: int
+    process: subprocess.Popen[bytes]
+    pipe: int
+    buffer: bytes = b""
+    phase: str = "build"
+    result: RankResult | None = None
+    error: Message | None = None
+    code: int | None = None
+
+
+@dataclass(kw_only=True)
+class _Watch:
+    """The clocks of a cell: silence, wall limit, and the waiting that does not count."""
+
+    started: float = field(default_factory=time.monotonic)
+    last_report: float = field(default_factory=time.monotonic)
+    waiting_since: float | None = None
+    waited_s: float = 0.0
+
+    def report(self, waiting: bool) -> None:
+        now = time.monotonic()
+        self.last_report = now
+        if self.waiting_since is not None:
+            self.waited_s += now - self.waiting_since
+        self.waiting_since = now if waiting else None
+
+    def running_s(self) -> float:
+        now = time.monotonic()
+        waiting = now - self.waiting_since if self.waiting_since is not None else 0.0
+        return now - self.started - self.waited_s - waiting
+
+
+def launch(
+    job: Job,
+    log: Path,
+    *,
+    wall_limit_s: float,
+    environment: Mapping[str, str] | None = None,
+    on_message: Callable[[Message], None] | None = None,
+    worker: Sequence[str] = WORKER,
+    grace_s: float = GRACE_S,
+) -> Outcome:
+    """Run a cell's ranks to their end, whatever it is, and leave none of them behind.
+
+    All output of the ranks goes to ``log``.  SIGINT and SIGTERM end the ranks and raise
+    ``Interrupted``.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    job_file = Path(job.rendezvous).with_suffix(".job.json")
+    job_file.write_text(job.dumps())
+    ranks: list[_Rank] = []
+    caught: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda n, _: caught.append(n))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    watch = _Watch()
+    try:
+        with open(log, "ab") as output:
+            for number in range(job.world_size):
+                ranks.append(_start(job, job_file, number, output, environment or {}, worker))
+        verdict = _watch(job, ranks, watch, caught, wall_limit_s, on_message, grace_s)
+    finally:
+        for rank in ranks:
+            _end(rank)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        job_file.unlink(missing_ok=True)
+        Path(job.rendezvous).unlink(missing_ok=True)
+    outcome = verdict or _judge(ranks)
+    outcome = Outcome(
+        status=outcome.status,
+        fail_phase=outcome.fail_phase,
+        fail_reason=outcome.fail_reason,
+        results=tuple(r.result for r in ranks if r.result is not None),
+        waited_s=watch.waited_s,
+    )
+    if caught:
+        raise Interrupted(caught[0], outcome)
+    return outcome
+
+
+def _start(
+    job: Job, job_file: Path, number: int, output: IO[bytes], environment: Mapping[str, str], worker: Sequence[str]
+) -> _Rank:
+    reading, writing = os.pipe()
+    cuda = job.factors.device == "cuda"
+    variables = {
+        **os.environ,
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        # The worker imports the same bench, and the user's own modules from where the user stands.
+        "PYTHONPATH": os.pathsep.join(
+            dict.fromkeys(p for p in [str(PROJECT), os.environ.get("PYTHONPATH", ""), os.getcwd()] if p)
+        ),
+        "PYTHONSAFEPATH": "1",
+        "RANK": str(number),
+        "WORLD_SIZE": str(job.world_size),
+        "LOCAL_RANK": str(job.device_indices[number] if cuda and job.device_indices else number),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        **environment,
+    }
+    variables.pop("LOCAL_SIZE", None)
+    if not cuda:
+        variables |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    if job.factors.share_devices:
+        variables["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+    try:
+        process = subprocess.Popen(
+            [sys.executable, *worker, str(job_file), str(number), str(writing)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=variables,
+            pass_fds=[writing],
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    os.set_blocking(reading, False)
+    cores = sorted(os.sched_getaffinity(0))
+    if not cuda and len(cores) >= job.factors.stages:
+        # On CPU a stage is one core; a library that runs all stages in one process gets one a stage.
+        mine = {cores[number]} if job.world_size > 1 else set(cores[: job.factors.stages])
+        try:
+            os.sched_setaffinity(process.pid, mine)
+        except ProcessLookupError:
+            pass  # gone already, which the watch will see
+    return _Rank(number=number, process=process, pipe=reading)
+
+
+def _watch(
+    job: Job,
+    ranks: list[_Rank],
+    watch: _Watch,
+    caught: list[int],
+    wall_limit_s: float,
+    on_message: Callable[[Message], None] | None,
+    grace_s: float,
+) -> Outcome | None:
+    """Until all ranks are gone or a limit is reached; None where the ranks' own end is the verdict."""
+    failed_since: float | None = None
+    with selectors.DefaultSelector() as selector:
+        for rank in ranks:
+            selector.register(rank.pipe, selectors.EVENT_READ, rank)
+        while any(rank.code is None for rank in ranks):
+            for key, _ in selector.select(POLL_S):
+                if not _read(key.data, watch, on_message):
+                    selector.unregister(key.fd)
+            for rank in ranks:
+                if rank.code is None:
+                    rank.code = rank.process.poll()
+            phase = ranks[0].phase
+            if caught:
+                return Outcome(
+                    status="interrupted", fail_phase=phase, fail_reason=f"ended by {signal.Signals(caught[0]).name}"
+                )
+            bad = any(r.error is not None or r.code or (r.code == 0 and r.result is None) for r in ranks)
+            if bad and failed_since is None:
+                failed_since = time.monotonic()
+            if failed_since is not None and time.monotonic() - failed_since > grace_s:
+                break
+            if time.monotonic() - watch.last_report > job.timeout_s and failed_since is None:
+                slow = min(ranks, key=lambda r: (r.result is not None, r.number))
+                reason = f"no report for timeout_s={job.timeout_s:g} s in {slow.phase}"
+                return Outcome(status="timeout", fail_phase=slow.phase, fail_reason=reason)
+            if watch.running_s() > wall_limit_s:
+                return Outcome(
+                    status="timeout", fail_phase=phase, fail_reason=f"longer than wall_limit_s={wall_limit_s:g} s"
+                )
+        for rank in ranks:
+            _read(rank, watch, on_message)
+    return None
+
+
+def _read(rank: _Rank, watch: _Watch, on_message: Callable[[Message], None] | None) -> bool:
+    """Take in what the rank has written; False once it has closed its pipe."""
+    while True:
+        try:
+            data = os.read(rank.pipe, 1 << 16)
+        except BlockingIOError:
+            return True
+        if not data:
+            return False
+        *lines, rank.buffer = (rank.buffer + data).split(b"\n")
+        for line in lines:
+            message = Message.loads(line.decode())
+            rank.phase = message.phase or rank.phase
+            watch.report(message.waiting)
+            if message.kind == "result":
+                rank.result = rank_result_from_json(message.payload)
+            elif message.kind == "error":
+                rank.error = message
+            if on_message is not None:
+                on_message(message)
+
+
+def _end(rank: _Rank) -> None:
+    try:
+        os.killpg(rank.process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+    rank.process.wait()
+    os.close(rank.pipe)
+
+
+def _judge(ranks: list[_Rank]) -> Outcome:
+    """The root cause: a rank's own death or its own error before a peer's symptom of it."""
+
+    def rank_of_cause(rank: _Rank) -> int:
+        if rank.error is not None:
+            symptom = any(word in rank.error.reason.lower() for word in _SYMPTOMS)
+            return 3 if symptom else 0
+        if rank.code is not None and rank.code < 0:
+            return 1
+        return 2 if rank.code is not None and (rank.code != 0 or rank.result is None) else 4
+
+    worst = min(ranks, key=rank_of_cause)
+    if rank_of_cause(worst) == 4 and all(r.result is not None for r in ranks):
+        return Outcome(status="ok")
+    where = f"rank {worst.number} "
+    if worst.error is not None:
+        status: Status = "oom" if worst.error.status == "oom" else "error"
+        return Outcome(status=status, fail_phase=worst.error.phase, fail_reason=where + worst.error.reason)
+    if worst.code is not None and worst.code < 0:
+        name = signal.Signals(-worst.code).name
+        hint = ", perhaps by the kernel's out-of-memory killer" if name == "SIGKILL" else ""
+        reason = f"{where}was killed by {name}{hint}"
+    elif worst.code == 0:
+        reason = f"{where}exited with code 0 and without a result"
+    elif worst.code is None:
+        reason = f"{where}did not end after its peers had"
+    else:
+        reason = f"{where}exited with code {worst.code} without a word; its log has more"
+    return Outcome(status="error", fail_phase=worst.phase, fail_reason=reason)
