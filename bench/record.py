@@ -11,7 +11,7 @@ from typing import Any, Literal
 from bench.factors import Factors
 from bench.jobs import ParityResult, StageResult, Status, factors_from_json, stage_from_json, to_json
 
-__all__ = ["SCHEMA_VERSION", "Record", "RecordError", "Step", "load", "load_all", "records_dir", "write"]
+__all__ = ["SCHEMA_VERSION", "Record", "RecordError", "Step", "from_json", "load", "load_all", "records_dir", "write"]
 
 SCHEMA_VERSION = 1
 
@@ -97,21 +97,29 @@ def write(record: Record, results_dir: Path) -> Path:
     return path
 
 
+def from_json(data: dict[str, Any]) -> Record:
+    """The inverse of ``to_json(record)``; unknown keys are ignored."""
+    known = {f.name for f in fields(Record)}
+    made = {key: value for key, value in data.items() if key in known}
+    made["factors"] = factors_from_json(data["factors"])
+    made["partition"] = tuple(data["partition"])
+    made["notes"] = tuple(data["notes"])
+    made["steps"] = tuple(Step(**{**s, "rank_times_s": tuple(s["rank_times_s"])}) for s in data["steps"])
+    made["stages"] = tuple(stage_from_json(s) for s in data["stages"])
+    for key in ("parity", "parity_double"):
+        made[key] = ParityResult(**data[key]) if data[key] else None
+    return Record(**made)
+
+
 def load(path: Path) -> Record:
     """Read one record; ``RecordError`` says in one line what is wrong with the file."""
     try:
         data = json.loads(path.read_text())
         if data["schema_version"] != SCHEMA_VERSION:
-            raise RecordError(f"{path}: schema_version {data['schema_version']}, this program reads {SCHEMA_VERSION}")
-        data["factors"] = factors_from_json(data["factors"])
-        data["partition"] = tuple(data["partition"])
-        data["notes"] = tuple(data["notes"])
-        data["steps"] = tuple(Step(**{**s, "rank_times_s": tuple(s["rank_times_s"])}) for s in data["steps"])
-        data["stages"] = tuple(stage_from_json(s) for s in data["stages"])
-        for key in ("parity", "parity_double"):
-            data[key] = ParityResult(**data[key]) if data[key] else None
-        known = {f.name for f in fields(Record)}
-        return Record(**{k: v for k, v in data.items() if k in known})
+            raise RecordError(
+                f"{path}: schema_version {data['schema_version']}, this program reads {SCHEMA_VERSION}"
+            )
+        return from_json(data)
     except RecordError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -1,0 +1,304 @@
+"""One run of one cell: claim, launch, record."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import itertools
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from bench import claim, record
+from bench.environment import describe
+from bench.factors import Factors, Settings
+from bench.hardware import Gpu, device_locks, visible_gpus
+from bench.jobs import Job, Message, RankResult, StageResult, to_json
+from bench.launch import Interrupted, Outcome, launch
+from bench.plan import Cell, versions_of
+from bench.record import Record, Step
+from bench.registry import capabilities
+
+__all__ = ["Busy", "bury_dead", "done", "run_cell", "unsupported"]
+
+_counter = itertools.count()
+
+
+class Busy(Exception):
+    """Another process is running the cell right now."""
+
+
+def _run_id(cell: Cell, trial: int) -> str:
+    f = cell.factors
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
+    parts = f"{f.library.name}-{f.model.name}-p{f.stages}-m{f.micro_batches}-{cell.id}-t{trial}"
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", f"{parts}-{now}-{os.getpid()}.{next(_counter)}")
+
+
+def _gpus(cell: Cell, settings: Settings) -> tuple[Gpu, ...]:
+    """The GPU of each stage, in order; the first one for all of them where they share."""
+    if cell.factors.device != "cuda":
+        return ()
+    visible = visible_gpus()
+    chosen = [visible[i] for i in settings.devices] if settings.devices is not None else list(visible)
+    return tuple(chosen[i % len(chosen)] for i in range(cell.factors.stages))
+
+
+def _blank(cell: Cell, settings: Settings, trial: int) -> Record:
+    can = capabilities(cell.factors.library)
+    gpus = _gpus(cell, settings) if cell.problem is None else ()
+    run_id = _run_id(cell, trial)
+    overlap = cell.factors.device != "cpu" or can.overlap_on_cpu
+    return Record(
+        run_id=run_id,
+        cell_id=cell.id,
+        trial=trial,
+        hardware=cell.hardware,
+        status="interrupted",
+        started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        factors=cell.factors,
+        baseline=cell.baseline,
+        partition=cell.partition,
+        settings={
+            "warmup_steps": settings.warmup_steps,
+            "steps": settings.steps,
+            "timeout_s": settings.timeout_s,
+            "wall_limit_s": settings.wall_limit_s,
+            "devices": list(settings.devices) if settings.devices is not None else None,
+        },
+        overlap=overlap,
+        notes=can.notes,
+        environment=describe(cell.factors.library, gpus),
+        log=f"logs/{run_id}.log",
+    )
+
+
+def unsupported(cell: Cell, settings: Settings, trial: int) -> Record:
+    """Record a cell that cannot run, with its reason."""
+    blank = _blank(cell, settings, trial)
+    made = replace(blank, status="unsupported", fail_phase="plan", fail_reason=cell.reason, log="")
+    record.write(made, settings.results_dir)
+    return made
+
+
+def bury_dead(results_dir: Path) -> list[Record]:
+    """Turn the claims of processes that are gone into ``interrupted`` records."""
+    buried = []
+    with claim.lock(results_dir):
+        for name, found in claim.dead(results_dir):
+            if not (record.records_dir(results_dir) / f"{found.run_id}.json").exists():
+                made = record.from_json(found.record)
+                reason = f"its process {found.pid} on {found.host} is gone without a record"
+                made = replace(made, status="interrupted", fail_reason=reason)
+                record.write(made, results_dir)
+                buried.append(made)
+            claim.release(results_dir, name)
+    return buried
+
+
+def done(results_dir: Path) -> set[tuple[str, int, str]]:
+    """(cell id, trial, hardware) of all cells with an ``ok`` record."""
+    found = set()
+    for path in record.records_dir(results_dir).glob("*.json"):
+        try:
+            data = json.loads(path.read_text())
+            if data["kind"] == "cell" and data["status"] == "ok":
+                found.add((data["cell_id"], data["trial"], data["hardware"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # collect names such files
+    return found
+
+
+def _double_key(cell: Cell) -> str:
+    """What the float64 parity run depends on: everything but the clock, the data and the precision."""
+    f = cell.factors
+    parts = [
+        asdict(f.library),
+        asdict(f.model),
+        [f.granularity, f.image_size, f.num_classes, f.stages, f.virtual_stages, f.seed],
+        [f.micro_batches, min(2, f.batch_size // f.micro_batches), f.schedule, f.checkpoint],
+        [f.device, f.share_devices, cell.hardware],
+        list(cell.partition),
+        versions_of(f.library),
+    ]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _double_record(results_dir: Path, run_id: str) -> Record | None:
+    try:
+        return record.load(record.records_dir(results_dir) / f"{run_id}.json")
+    except record.RecordError:
+        return None
+
+
+def run_cell(
+    cell: Cell, settings: Settings, trial: int, on_message: Callable[[Message], None] | None = None
+) -> Record:
+    """Run a valid cell and write its record, whatever happens.
+
+    Raises Busy where another process holds the cell, and Interrupted (after the record is written)
+    where SIGINT or SIGTERM came.
+    """
+    blank = _blank(cell, settings, trial)
+    name = f"{cell.id}-t{trial}-{cell.hardware}"
+    with claim.lock(settings.results_dir):
+        holder = claim.take(settings.results_dir, name, claim.Claim.own(blank.run_id, to_json(blank)))
+    if holder is not None:
+        raise Busy(f"{name} is being run by process {holder.pid} on {holder.host}")
+    interrupted = None
+    started = time.monotonic()
+    double_run = f"parity-{_double_key(cell)}"
+    known = _double_record(settings.results_dir, double_run)
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        try:
+            outcome = launch(
+                _job(cell, settings, blank.run_id, folder, double=known is None),
+                settings.results_dir / blank.log,
+                wall_limit_s=settings.wall_limit_s,
+                environment=_environment(cell.factors),
+                on_message=on_message,
+            )
+        except Interrupted as stop:
+            outcome, interrupted = stop.outcome, stop
+    made = _finish(blank, outcome, time.monotonic() - started)
+    made = _with_double(made, known, double_run, settings.results_dir)
+    record.write(made, settings.results_dir)
+    claim.release(settings.results_dir, name)
+    if interrupted is not None:
+        raise interrupted
+    return made
+
+
+def _environment(factors: Factors) -> dict[str, str]:
+    can = capabilities(factors.library)
+    extensions = os.environ.get("TORCH_EXTENSIONS_DIR") or str(
+        Path(__file__).resolve().parent.parent / ".cache" / "torch_extensions"
+    )
+    asked = {key: value.format(device=factors.device) for key, value in can.environment.items()}
+    return {"TORCH_EXTENSIONS_DIR": extensions, **asked}
+
+
+def _job(cell: Cell, settings: Settings, run_id: str, folder: str, *, double: bool) -> Job:
+    gpus = _gpus(cell, settings)
+    return Job(
+        run_id=run_id,
+        cell_id=cell.id,
+        factors=cell.factors,
+        partition=cell.partition,
+        world_size=cell.world_size,
+        warmup_steps=settings.warmup_steps,
+        steps=settings.steps,
+        device_indices=tuple(g.index for g in gpus),
+        rendezvous=str(Path(folder) / "rendezvous"),
+        cache_dir=str(settings.results_dir.resolve() / ".cache"),
+        lock_paths=device_locks(cell.factors.device, gpus),
+        double_parity=double,
+        timeout_s=settings.timeout_s,
+        parent_pid=os.getpid(),
+    )
+
+
+def _finish(blank: Record, outcome: Outcome, wall_s: float) -> Record:
+    """The record of a run that ended as ``outcome``."""
+    results = sorted(outcome.results, key=lambda r: r.rank)
+    made = replace(
+        blank,
+        status=outcome.status,
+        fail_phase=outcome.fail_phase,
+        fail_reason=outcome.fail_reason,
+        wall_s=wall_s - outcome.waited_s,
+        waited_s=outcome.waited_s,
+    )
+    if not results or outcome.status != "ok":
+        return made
+    steps = _steps(results)
+    first = results[0]
+    made = replace(
+        made,
+        steps=steps,
+        stages=_with_gpus(blank, sorted((s for r in results for s in r.stages), key=lambda s: s.stage)),
+        phases={k: max(r.phases.get(k, 0.0) for r in results) for r in results for k in r.phases},
+        resolved=_merged([r.read_back for r in results]),
+        parity=first.parity,
+        parity_double=first.parity_double,
+        parity_unchecked=first.parity_unchecked,
+        foreign_load=first.foreign_load,
+        fixed_cost_s=wall_s - outcome.waited_s - sum(s.time_s for s in steps),
+    )
+    return _judged(made)
+
+
+def _judged(made: Record) -> Record:
+    """A cell whose work was not equal is no result."""
+    for part, result in (("a", made.parity), ("b", made.parity_double)):
+        if result is not None and not result.passed:
+            reason = (
+                f"parity ({part}) in {result.precision}: gradient of layer {result.gradient_layer} differs by "
+                f"{result.gradient_error:.2g} (allowed {result.gradient_tolerance:.2g}), update of layer "
+                f"{result.update_layer} by {result.update_error:.2g} (allowed {result.update_tolerance:.2g})"
+            )
+            return replace(made, status="parity_failed", fail_phase="parity", fail_reason=reason, steps=())
+    return made
+
+
+def _with_double(made: Record, known: Record | None, run_id: str, results_dir: Path) -> Record:
+    """Write the float64 parity as a record of its own, or take over the one that stands there."""
+    if known is not None:
+        if made.status == "ok":
+            made = _judged(replace(made, parity_double=known.parity_double))
+    elif made.parity_double is not None:
+        own = replace(
+            made,
+            kind="parity",
+            run_id=run_id,
+            status="ok" if made.parity_double.passed else "parity_failed",
+            fail_reason="" if made.parity_double.passed else made.fail_reason,
+            parity=None,
+            steps=(),
+            stages=(),
+            wall_s=None,
+            fixed_cost_s=None,
+            phases={},
+        )
+        record.write(own, results_dir)
+    return replace(made, parity_double_run=run_id if made.parity_double is not None else "")
+
+
+def _steps(results: list[RankResult]) -> tuple[Step, ...]:
+    rows = []
+    for same in zip(*(r.steps for r in results), strict=True):
+        times = tuple(s.time_s for s in same)
+        losses = [s.loss for s in same if s.loss is not None]
+        rows.append(
+            Step(
+                index=same[0].index,
+                warmup=same[0].warmup,
+                time_s=max(times),
+                rank_times_s=times,
+                loss=sum(losses) / len(losses) if losses else None,
+            )
+        )
+    return tuple(rows)
+
+
+def _with_gpus(blank: Record, stages: list[StageResult]) -> tuple[StageResult, ...]:
+    gpus = blank.environment["gpus"]
+    if not gpus:
+        return tuple(stages)
+    return tuple(
+        replace(s, device_uuid=gpus[s.stage]["uuid"], pci_address=gpus[s.stage]["pci_address"]) for s in stages
+    )
+
+
+def _merged(read_backs: list[dict[str, Any]]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for found in read_backs:
+        for key, value in found.items():
+            merged[key] = {**merged.get(key, {}), **value} if isinstance(value, dict) else value
+    return merged
