@@ -172,7 +172,8 @@ class RankResult:
     ``phases`` are seconds by phase.  ``read_back`` is what the library really did (``schedule``,
     ``checkpoint``, ``micro_batches``, ``partition``, ``forwards``, ``recomputes`` a stage).
     ``parity`` is (a), ``parity_double`` (b) where it ran here, ``parity_unchecked`` the reason
-    where the reference fits nowhere.
+    where the reference fits nowhere.  ``stepping_s``: seconds in optimizer steps of any phase, the
+    reference's included.
     """
 
     rank: int
@@ -184,6 +185,7 @@ class RankResult:
     parity_double: ParityResult | None = None
     parity_unchecked: str = ""
     foreign_load: float | None = None
+    stepping_s: float = 0.0
     notes: tuple[str, ...] = ()
 
 

@@ -38,7 +38,8 @@ class Record:
     ``kind``: ``cell``, or ``parity`` for a float64 parity run that many cells point to with
     ``parity_double_run``.  ``hardware`` is the fingerprint of the devices.  ``wall_s`` is the
     parent's time from claim to record without waiting for the device lock (``waited_s``);
-    ``fixed_cost_s`` = ``wall_s`` minus all optimizer steps.  ``resolved`` is what was read back
+    ``fixed_cost_s`` = ``wall_s`` minus all optimizer steps, those of parity and of its reference and
+    of the memory pass included.  ``resolved`` is what was read back
     from the library.  ``overlap``: whether stages can overlap on this device.
     """
 

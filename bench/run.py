@@ -229,7 +229,7 @@ def _finish(blank: Record, outcome: Outcome, wall_s: float) -> Record:
         parity_double=first.parity_double,
         parity_unchecked=first.parity_unchecked,
         foreign_load=first.foreign_load,
-        fixed_cost_s=wall_s - outcome.waited_s - sum(s.time_s for s in steps),
+        fixed_cost_s=wall_s - outcome.waited_s - first.stepping_s,
     )
     return _judged(made)
 

@@ -73,7 +73,9 @@ def run_rank(job: Job, rank: int, channel: Channel) -> RankResult:
 
     channel.phase("memory")
     lane = (lambda k: rank) if replicas else lanes(job, can)
-    peaks = memory.peaks(ranks, pipeline, next_batch(), lane)
+    batch = next_batch()
+    with channel.stepping():
+        peaks = memory.peaks(ranks, pipeline, batch, lane)
     stages = tuple(
         _stage(job, ranks, pipeline, stage, lane, peak, str(dtype).removeprefix("torch."))
         for stage, peak in peaks.items()
@@ -88,7 +90,7 @@ def _leave(ranks: Ranks, channel: Channel, result: RankResult) -> RankResult:
     ranks.barrier()
     if ranks.group is not None:
         dist.destroy_process_group()
-    return replace(result, phases=channel.seconds())
+    return replace(result, phases=channel.seconds(), stepping_s=channel.stepping_s)
 
 
 def _batches(job: Job, pipeline: Pipeline, work: Work) -> Callable[[], Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from bench.jobs import Message
@@ -21,6 +23,7 @@ class Channel:
     def __init__(self, rank: int, fd: int) -> None:
         self.rank = rank
         self.current = "build"
+        self.stepping_s = 0.0
         self._seconds: dict[str, float] = {}
         self._fd = fd
         self._lock = threading.Lock()
@@ -42,6 +45,15 @@ class Channel:
         """Seconds spent in each phase up to now."""
         spent = self._seconds.get(self.current, 0.0) + time.monotonic() - self._since
         return {**self._seconds, self.current: spent}
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Around each optimizer step of whatever phase, so that a cell's fixed cost can be told apart."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.stepping_s += time.monotonic() - start
 
     def step(self, index: int) -> None:
         """Report a finished step of the current phase."""

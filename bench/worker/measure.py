@@ -69,6 +69,7 @@ def run_steps(
         if index == warmup_steps:
             channel.phase("measure")
         seconds, loss = timed(ranks, pipeline.step, next_batch())
+        channel.stepping_s += seconds
         results.append(
             StepResult(
                 index=index,

@@ -95,7 +95,7 @@ def _compare(
                 ranks.devices[0],
                 noise=needs_noise,
                 cache_dir=Path(job.cache_dir),
-                alive=channel.alive,
+                channel=channel,
             )
             ranks.release_memory()
         path, unchecked = ranks.gather((path, unchecked))[0]
@@ -165,12 +165,13 @@ def _train(
         batch = pipeline.place(*reference.mini_batch(job.factors, work, step))
         ranks.barrier()
         if step == 0:
-            with counts.hooks:
+            with counts.hooks, channel.stepping():
                 pipeline.step(batch)
                 ranks.sync()
         else:
-            pipeline.step(batch)
-            ranks.sync()
+            with channel.stepping():
+                pipeline.step(batch)
+                ranks.sync()
         if handle is not None:
             handle.remove()
         kept = [i for i, layer in layers.items() for p in layer.parameters() if _nonzero(p.grad)]

@@ -20,6 +20,7 @@ from torch import nn
 
 from bench.factors import Factors
 from bench.worker.build import Work, loss, make_model, make_optimizer
+from bench.worker.channel import Channel
 from bench.worker.data import synthetic
 from bench.worker.errors import is_out_of_memory
 
@@ -92,7 +93,7 @@ def _train(
     steps: int,
     device: torch.device,
     order: Callable[[int], Sequence[int]],
-    alive: Callable[[str], None],
+    channel: Channel,
 ) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor], dict[int, torch.Tensor]]:
     model = make_model(factors, work).to(device)
     optimizer = make_optimizer(work.optimizer)(model.parameters())
@@ -101,9 +102,10 @@ def _train(
     for step in range(steps):
         x, y = (t.to(device) for t in mini_batch(factors, work, step))
         xs, ys = x.chunk(factors.micro_batches), y.chunk(factors.micro_batches)
-        for index in order(factors.micro_batches):
-            (loss(model(xs[index]), ys[index]) / factors.micro_batches).backward()
-            alive("computing the parity reference")
+        with channel.stepping():
+            for index in order(factors.micro_batches):
+                (loss(model(xs[index]), ys[index]) / factors.micro_batches).backward()
+                channel.alive("computing the parity reference")
         if step == steps - 1:
             gradient = {
                 i: flat([p.grad for p in layer.parameters() if p.grad is not None])
@@ -117,12 +119,12 @@ def _train(
 
 
 def _compute(
-    factors: Factors, work: Work, steps: int, device: torch.device, noise: bool, alive: Callable[[str], None]
+    factors: Factors, work: Work, steps: int, device: torch.device, noise: bool, channel: Channel
 ) -> Reference:
-    gradient, update, buffers = _train(factors, work, steps, device, range, alive)
+    gradient, update, buffers = _train(factors, work, steps, device, range, channel)
     noise_gradient = noise_update = 0.0
     if noise:
-        other = _train(factors, work, steps, device, lambda m: range(m - 1, -1, -1), alive)
+        other = _train(factors, work, steps, device, lambda m: range(m - 1, -1, -1), channel)
         noise_gradient, noise_update = worst(other[0], gradient)[0], worst(other[1], update)[0]
     return Reference(
         gradient=gradient,
@@ -181,7 +183,7 @@ def obtain(
     *,
     noise: bool,
     cache_dir: Path,
-    alive: Callable[[str], None],
+    channel: Channel,
 ) -> tuple[Path | None, str]:
     """The file of the reference, computed now if no earlier cell of the study did.
 
@@ -197,7 +199,7 @@ def obtain(
             if path.exists():
                 return path, ""
             try:
-                reference = _compute(factors, work, steps, where, noise, alive)
+                reference = _compute(factors, work, steps, where, noise, channel)
             except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
