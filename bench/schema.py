@@ -61,7 +61,12 @@ RUNS = (
     Column("fail_reason", "text", "", "the root cause in one line"),
     Column("steps", "int", "", "measured steps"),
     Column("step_time_s", "float", "s", "median of the measured steps, each the slowest rank's"),
-    Column("step_time_low_s", "float", "s", "lower end of the median's interval (order statistics, ≥ 95 % where attainable)"),
+    Column(
+        "step_time_low_s",
+        "float",
+        "s",
+        "lower end of the median's interval (order statistics, ≥ 95 % where attainable)",
+    ),
     Column("step_time_high_s", "float", "s", "upper end of the same interval"),
     Column("throughput", "float", "samples/s", "batch_size / step_time_s"),
     Column("throughput_low", "float", "samples/s", "batch_size / step_time_high_s"),

@@ -32,7 +32,8 @@ def _parity(r: Record) -> str:
     word = parity_word(r)
     if word != "checked":
         return word
-    assert r.parity is not None and r.parity_double is not None
+    assert r.parity is not None
+    assert r.parity_double is not None
     return f"{max(r.parity.gradient_error, r.parity.update_error):.0e} / {r.parity_double.gradient_error:.0e}"
 
 
