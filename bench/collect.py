@@ -1,21 +1,25 @@
-"""Tidy CSVs from the records alone: ``python -m bench.collect [RESULTS_DIR]``."""
+"""Tidy CSVs from the records alone: ``python -m bench.collect [RESULTS_DIR]``.
+
+The same records give the same bytes, whatever the order they were made in.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from bench.errors import UserError
+from bench.factors import Options
 from bench.merit import Merit, merits
 from bench.record import Record, load_all, records_dir
-from bench.registry import capabilities
-from bench.schema import RUNS, STAGES, STEPS, Column
+from bench.registry import capabilities, libraries
+from bench.schema import STAGES, TABLES, Column, problem
 
-__all__ = ["collect", "parity_word", "run_row"]
+__all__ = ["collect", "parity_word", "run_row", "stage_rows", "step_rows"]
 
 Row = dict[str, object]
 
@@ -29,7 +33,116 @@ def parity_word(record: Record) -> str:
     return "checked" if record.parity is not None and record.parity_double is not None else ""
 
 
-def _runs(indices: Sequence[int]) -> str:
+def run_row(r: Record, merit: Merit | None) -> Row:
+    """One row of runs.csv; ``merit`` is the run's figures, None where it has none."""
+    f = r.factors
+    versions = r.environment.get("versions", {})
+    a, b = r.parity, r.parity_double
+    peaks = [s.peak_allocated_bytes for s in r.stages if s.peak_allocated_bytes is not None]
+    return {
+        "run_id": r.run_id,
+        "cell_id": r.cell_id,
+        "trial": r.trial,
+        "synthetic": r.synthetic,
+        "library": f.library.name,
+        "library_options": _options(f.library.options),
+        "model": f.model.name,
+        "model_target": f.model.target,
+        "model_options": _options(f.model.options),
+        "granularity": f.granularity,
+        "image_size": f.image_size,
+        "num_classes": f.num_classes,
+        "batch_size": f.batch_size,
+        "micro_batches": f.micro_batches,
+        "stages": f.stages,
+        "virtual_stages": f.virtual_stages,
+        "nodes": f.nodes,
+        "balance": f.balance.name,
+        "balance_options": _options(f.balance.options),
+        "partition": "-".join(map(str, r.partition)),
+        "schedule": f.schedule,
+        "checkpoint": f.checkpoint,
+        "precision": f.precision,
+        "optimizer": f.optimizer.name,
+        "lr": f.optimizer.lr,
+        "momentum": f.optimizer.momentum,
+        "data": f.data.name,
+        "data_path": f.data.path,
+        "seed": f.seed,
+        "device": f.device,
+        "share_devices": f.share_devices,
+        "hardware": r.hardware,
+        "overlap": r.overlap,
+        "baseline": r.baseline,
+        "status": r.status,
+        "fail_phase": r.fail_phase,
+        "fail_reason": r.fail_reason,
+        "steps": sum(not s.warmup for s in r.steps),
+        "step_time_s": merit and merit.step_time_s,
+        "step_time_low_s": merit and merit.step_time_low_s,
+        "step_time_high_s": merit and merit.step_time_high_s,
+        "throughput": merit and merit.throughput,
+        "throughput_low": merit and merit.throughput_low,
+        "throughput_high": merit and merit.throughput_high,
+        "speedup": merit and merit.speedup,
+        "ratio_to_one_stage": merit and merit.ratio_to_one_stage,
+        "efficiency": merit and merit.efficiency,
+        "peak_bytes": max(peaks) if peaks else None,
+        "parity": parity_word(r),
+        "parity_gradient_error": a and a.gradient_error,
+        "parity_gradient_tolerance": a and a.gradient_tolerance,
+        "parity_update_error": a and a.update_error,
+        "parity_update_tolerance": a and a.update_tolerance,
+        "parity_buffer_error": a and a.buffer_error,
+        "parity_double_gradient_error": b and b.gradient_error,
+        "parity_double_update_error": b and b.update_error,
+        "parity_double_tolerance": b and b.gradient_tolerance,
+        "parity_double_run": r.parity_double_run,
+        "parity_unchecked": r.parity_unchecked,
+        "fixed_cost_s": r.fixed_cost_s,
+        "wall_s": r.wall_s,
+        "waited_s": r.waited_s,
+        "foreign_load": r.foreign_load,
+        "library_version": versions.get(_distribution(f.library.name), ""),
+        "torch_version": versions.get("torch", ""),
+        "host": r.environment.get("host", ""),
+        "git_commit": r.environment.get("git_commit", ""),
+        "git_dirty": r.environment.get("git_dirty"),
+        "started_at": r.started_at,
+    }
+
+
+def stage_rows(r: Record) -> list[Row]:
+    """The run's rows of stages.csv."""
+    copied = [c.name for c in STAGES if c.name not in ("run_id", "layers")]
+    return [
+        {"run_id": r.run_id, "layers": _ranges(s.layers), **{name: getattr(s, name) for name in copied}}
+        for s in r.stages
+    ]
+
+
+def step_rows(r: Record) -> list[Row]:
+    """The run's rows of steps.csv, one for each step and rank."""
+    return [
+        {
+            "run_id": r.run_id,
+            "step": s.index,
+            "warmup": s.warmup,
+            "rank": rank,
+            "time_s": seconds,
+            "step_time_s": s.time_s,
+            "loss": s.loss,
+        }
+        for s in r.steps
+        for rank, seconds in enumerate(s.rank_times_s)
+    ]
+
+
+def _options(options: Options) -> str:
+    return " ".join(f"{key}={value}" for key, value in options)
+
+
+def _ranges(indices: Sequence[int]) -> str:
     """Consecutive indices as first-last: 0-4 10-14."""
     parts: list[list[int]] = []
     for i in indices:
@@ -40,131 +153,61 @@ def _runs(indices: Sequence[int]) -> str:
     return " ".join(f"{p[0]}-{p[-1]}" for p in parts)
 
 
-def run_row(r: Record, merit: Merit | None) -> Row:
-    """One row of runs.csv."""
-    f = r.factors
-    versions = r.environment.get("versions", {})
-    distribution = _distribution(r)
-    a, b = r.parity, r.parity_double
-    peaks = [s.peak_allocated_bytes for s in r.stages if s.peak_allocated_bytes is not None]
-    return {
-        "run_id": r.run_id,
-        "cell_id": r.cell_id,
-        "trial": r.trial,
-        "synthetic": r.synthetic,
-        "library": f.library.name,
-        "model": f.model.name,
-        "model_options": " ".join(f"{k}={v}" for k, v in f.model.options),
-        "granularity": f.granularity,
-        "image_size": f.image_size,
-        "num_classes": f.num_classes,
-        "batch_size": f.batch_size,
-        "micro_batches": f.micro_batches,
-        "stages": f.stages,
-        "virtual_stages": f.virtual_stages,
-        "nodes": f.nodes,
-        "balance": f.balance.name,
-        "partition": "-".join(map(str, r.partition)),
-        "schedule": f.schedule,
-        "checkpoint": f.checkpoint,
-        "precision": f.precision,
-        "data": f.data.name,
-        "seed": f.seed,
-        "lr": f.optimizer.lr,
-        "momentum": f.optimizer.momentum,
-        "device": f.device,
-        "hardware": r.hardware,
-        "share_devices": f.share_devices,
-        "overlap": r.overlap,
-        "baseline": r.baseline,
-        "status": r.status,
-        "fail_phase": r.fail_phase,
-        "fail_reason": " ".join(r.fail_reason.split()),
-        "steps": sum(not s.warmup for s in r.steps),
-        "step_time_s": merit and merit.step_time_s,
-        "step_time_low_s": merit and merit.step_time_low_s,
-        "step_time_high_s": merit and merit.step_time_high_s,
-        "throughput": merit and merit.throughput,
-        "throughput_low": merit and merit.throughput_low,
-        "throughput_high": merit and merit.throughput_high,
-        "speedup": merit and merit.speedup,
-        "ratio_to_one_stage": merit and merit.ratio_to_one_stage,
-        "efficiency": merit.speedup / f.stages if merit and merit.speedup is not None else None,
-        "peak_bytes": max(peaks) if peaks else None,
-        "parity": parity_word(r),
-        "parity_gradient_error": a and a.gradient_error,
-        "parity_gradient_tolerance": a and a.gradient_tolerance,
-        "parity_update_error": a and a.update_error,
-        "parity_update_tolerance": a and a.update_tolerance,
-        "parity_buffer_error": a and a.buffer_error,
-        "parity_double_gradient_error": b and b.gradient_error,
-        "parity_double_update_error": b and b.update_error,
-        "parity_double_run": r.parity_double_run,
-        "parity_unchecked": r.parity_unchecked,
-        "fixed_cost_s": r.fixed_cost_s,
-        "wall_s": r.wall_s,
-        "waited_s": r.waited_s,
-        "foreign_load": r.foreign_load,
-        "library_version": versions.get(distribution or "torch", ""),
-        "torch_version": versions.get("torch", ""),
-        "host": r.environment.get("host", ""),
-        "git_commit": r.environment.get("git_commit", ""),
-        "git_dirty": r.environment.get("git_dirty", False),
-        "started_at": r.started_at,
-    }
+def _distribution(library: str) -> str:
+    """The pip name whose version is the library's; empty for a library that is not registered here.
+
+    Goes by name: a record must not choose a module to import.
+    """
+    known = libraries().get(library)
+    return (capabilities(known).distribution or "torch") if known else ""
 
 
-def _distribution(r: Record) -> str | None:
-    try:
-        return capabilities(r.factors.library).distribution
-    except ImportError:  # an adapter of another checkout: the record stays readable
-        return None
+_DTYPES = {"int": "Int64", "float": "float64", "bool": "boolean"}
 
 
-def _stage_rows(records: Iterable[Record]) -> Iterable[Row]:
-    for r in records:
-        for s in r.stages:
-            row: Row = {c.name: getattr(s, c.name, None) for c in STAGES}
-            yield {**row, "run_id": r.run_id, "layers": _runs(s.layers)}
-
-
-def _step_rows(records: Iterable[Record]) -> Iterable[Row]:
-    for r in records:
-        for s in r.steps:
-            for rank, seconds in enumerate(s.rank_times_s):
-                yield {
-                    "run_id": r.run_id,
-                    "step": s.index,
-                    "warmup": s.warmup,
-                    "rank": rank,
-                    "time_s": seconds,
-                    "step_time_s": s.time_s,
-                    "loss": s.loss,
-                }
-
-
-_DTYPES = {"text": "object", "int": "Int64", "float": "float64", "bool": "bool"}
-
-
-def _write(rows: Iterable[Row], columns: Sequence[Column], path: Path) -> None:
-    names = [c.name for c in columns]
-    frame = pd.DataFrame(list(rows), columns=names)
+def _write(rows: Sequence[Row], columns: Sequence[Column], path: Path) -> None:
+    frame = pd.DataFrame(rows, columns=[c.name for c in columns])
     frame = frame.astype({c.name: _DTYPES[c.kind] for c in columns if c.kind != "text"})
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    frame.to_csv(temporary, index=False, lineterminator="\n")
-    os.replace(temporary, path)
+    try:
+        frame.to_csv(temporary, index=False, lineterminator="\n")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def collect(results_dir: Path) -> tuple[dict[str, Path], list[str]]:
-    """Write runs.csv, stages.csv and steps.csv; returns their paths and a line for each unreadable file."""
+    """Write runs.csv, stages.csv and steps.csv, each atomically.
+
+    Returns their paths by name, and one line for each file that is no record and for each run that
+    does not fit the schema; such a run is in no CSV.
+    """
     records, errors = load_all(results_dir)
-    cells = [r for r in records if r.kind == "cell"]
+    lines = [str(e) for e in errors]
+    cells = []
+    for r in records:
+        wrong = _problem(r) if r.kind == "cell" else ""
+        if wrong:
+            lines.append(f"{records_dir(results_dir) / r.run_id}.json: {wrong}")
+        elif r.kind == "cell":
+            cells.append(r)
     derived = merits(cells)
-    paths = {name: results_dir / f"{name}.csv" for name in ("runs", "stages", "steps")}
-    _write((run_row(r, derived.get(r.run_id)) for r in cells), RUNS, paths["runs"])
-    _write(_stage_rows(cells), STAGES, paths["stages"])
-    _write(_step_rows(cells), STEPS, paths["steps"])
-    return paths, [str(e) for e in errors]
+    rows = {
+        "runs": [run_row(r, derived.get(r.run_id)) for r in cells],
+        "stages": [row for r in cells for row in stage_rows(r)],
+        "steps": [row for r in cells for row in step_rows(r)],
+    }
+    paths = {name: results_dir / f"{name}.csv" for name in TABLES}
+    for name, path in paths.items():
+        _write(rows[name], TABLES[name], path)
+    return paths, lines
+
+
+def _problem(r: Record) -> str:
+    """Where the record does not fit the schema; what is derived comes after, of records that fit."""
+    made = {"runs": [run_row(r, None)], "stages": stage_rows(r), "steps": step_rows(r)}
+    found = (problem(row, TABLES[name]) for name, rows in made.items() for row in rows)
+    return next(filter(None, found), "")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -175,14 +218,19 @@ def main(arguments: Sequence[str]) -> int:
     if not records_dir(results_dir).is_dir():
         print(UserError("results_dir", results_dir, "holds no records", "run python -m bench first"), file=sys.stderr)
         return 2
-    bury_dead(results_dir)
-    paths, errors = collect(results_dir)
+    try:
+        bury_dead(results_dir)
+        paths, lines = collect(results_dir)
+    except OSError as error:
+        why = f"cannot be written ({error.strerror})"
+        print(UserError("results_dir", results_dir, why, "copy it to a folder of your own"), file=sys.stderr)
+        return 2
     for path in paths.values():
-        with open(path) as lines:
-            print(f"{path}: {sum(1 for _ in lines) - 1} rows")
-    for line in errors:
+        with open(path) as rows:
+            print(f"{path}: {sum(1 for _ in rows) - 1} rows")
+    for line in lines:
         print(line, file=sys.stderr)
-    return 1 if errors else 0
+    return 1 if lines else 0
 
 
 if __name__ == "__main__":

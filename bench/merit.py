@@ -1,15 +1,16 @@
-"""What is derived from raw steps: median, its interval, throughput, speed-up."""
+"""What is derived from raw steps: median, its interval, throughput, speed-up.
+
+The CSVs and the tables both take their figures from here.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from scipy.stats import binom
-
-from bench.factors import Factors
 from bench.record import Record
 
 __all__ = ["Merit", "median_interval", "merits"]
@@ -27,6 +28,7 @@ class Merit:
     throughput_high: float
     speedup: float | None
     ratio_to_one_stage: float | None
+    efficiency: float | None
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
@@ -38,10 +40,14 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
     """
     ordered = sorted(values)
     n = len(ordered)
-    for k in range((n - 1) // 2, 0, -1):
-        if 1 - 2 * binom.cdf(k, n, 0.5) >= confidence:
-            return ordered[k], ordered[n - 1 - k]
-    return ordered[0], ordered[-1]
+    outside = 0  # 2^n times the probability that the median lies below the k-th smallest (k from 0)
+    best = 0
+    for k in range((n + 1) // 2):
+        outside += math.comb(n, k)
+        if 1 - 2 * outside / 2**n < confidence:
+            break
+        best = k
+    return ordered[best], ordered[n - 1 - best]
 
 
 def _usable(record: Record) -> bool:
@@ -52,8 +58,9 @@ def _times(record: Record) -> list[float]:
     return [s.time_s for s in record.steps if not s.warmup]
 
 
-def _setting(f: Factors, hardware: str, synthetic: bool) -> tuple[object, ...]:
+def _setting(r: Record) -> tuple[object, ...]:
     """What must be equal for a speed-up to mean anything."""
+    f = r.factors
     return (
         f.model,
         f.granularity,
@@ -65,21 +72,23 @@ def _setting(f: Factors, hardware: str, synthetic: bool) -> tuple[object, ...]:
         f.data,
         f.seed,
         f.device,
-        hardware,
-        synthetic,
+        r.hardware,
+        r.environment.get("versions", {}).get("torch"),
+        r.synthetic,
     )
 
 
 def _one_stage_key(r: Record) -> tuple[object, ...]:
     f = r.factors
-    return (_setting(f, r.hardware, r.synthetic), f.library, f.micro_batches, f.checkpoint)
+    return (_setting(r), f.library, f.micro_batches, f.checkpoint)
 
 
 def merits(records: Iterable[Record]) -> dict[str, Merit]:
     """The figures of every usable run by run id.
 
     The baseline is the median throughput over the trials of the baseline cell with the same model,
-    input, mini-batch, precision, optimizer, data, seed and hardware.
+    input, mini-batch, precision, optimizer, data, seed, hardware and torch; the one-stage run is the
+    library's own with the same micro-batches and checkpointing besides.
     """
     usable = [r for r in records if _usable(r)]
     throughput = {r.run_id: r.factors.batch_size / statistics.median(_times(r)) for r in usable}
@@ -87,25 +96,29 @@ def merits(records: Iterable[Record]) -> dict[str, Merit]:
     one_stage: dict[object, list[float]] = defaultdict(list)
     for r in usable:
         if r.baseline:
-            baselines[_setting(r.factors, r.hardware, r.synthetic)].append(throughput[r.run_id])
-        if r.factors.stages == 1:
+            baselines[_setting(r)].append(throughput[r.run_id])
+        if r.factors.stages == r.factors.virtual_stages == 1:
             one_stage[_one_stage_key(r)].append(throughput[r.run_id])
     result = {}
     for r in usable:
+        f = r.factors
         low, high = median_interval(_times(r))
-        base = baselines.get(_setting(r.factors, r.hardware, r.synthetic))
-        own = one_stage.get(_one_stage_key(r))
-        through = throughput[r.run_id]
         # Stages that share a GPU prove correctness; a speed-up of theirs would be a wrong number.
-        meaningful = not r.factors.share_devices
+        meaningful = not (f.share_devices and f.stages > 1)
+        speedup = _ratio(throughput[r.run_id], baselines.get(_setting(r))) if meaningful else None
         result[r.run_id] = Merit(
             step_time_s=statistics.median(_times(r)),
             step_time_low_s=low,
             step_time_high_s=high,
-            throughput=through,
-            throughput_low=r.factors.batch_size / high,
-            throughput_high=r.factors.batch_size / low,
-            speedup=through / statistics.median(base) if base and meaningful else None,
-            ratio_to_one_stage=through / statistics.median(own) if own and meaningful else None,
+            throughput=throughput[r.run_id],
+            throughput_low=f.batch_size / high,
+            throughput_high=f.batch_size / low,
+            speedup=speedup,
+            ratio_to_one_stage=_ratio(throughput[r.run_id], one_stage.get(_one_stage_key(r))) if meaningful else None,
+            efficiency=speedup / f.stages if speedup is not None else None,
         )
     return result
+
+
+def _ratio(value: float, over: Sequence[float] | None) -> float | None:
+    return value / statistics.median(over) if over else None
