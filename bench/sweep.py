@@ -133,7 +133,7 @@ def _report(out: Console, cells: Sequence[Cell], settings: Settings, made: list[
         made = [r for r in shown if (r.cell_id, r.trial, r.hardware) in keys and r.run_id not in made_ids] + made
     if made:
         out.print(comparison(made, everything))
-        for line in footnotes(made):
+        for line in footnotes(made, everything):
             out.print(line, highlight=False)
     if old:
         print(f"{old} runs were done already")

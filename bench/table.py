@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -11,6 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.collect import parity_word
+from bench.errors import UserError
+from bench.jobs import ParityResult
 from bench.merit import Merit, merits
 from bench.record import Record, load_all
 
@@ -28,38 +30,73 @@ def _number(value: float | None, digits: int = 3) -> str:
     return "" if value is None else f"{value:.{digits}g}"
 
 
+def _worst(result: ParityResult) -> str:
+    worst = max(result.gradient_error, result.update_error)
+    return f"{worst:.0e}" if worst else "0"
+
+
 def _parity(r: Record) -> str:
+    """The worst error of (a) and of (b), or why there is none."""
     word = parity_word(r)
     if word != "checked":
         return word
-    assert r.parity is not None
-    assert r.parity_double is not None
-    return f"{max(r.parity.gradient_error, r.parity.update_error):.0e} / {r.parity_double.gradient_error:.0e}"
+    return " / ".join(_worst(result) for result in (r.parity, r.parity_double) if result is not None)
 
 
 def _status(r: Record) -> Text:
     if r.status == "ok":
         return Text("ok", style="green")
-    return Text(f"{r.status}: {r.fail_reason}", style="yellow" if r.status == "unsupported" else "red")
+    where = f" in {r.fail_phase}" if r.fail_phase not in ("", "plan", r.status.partition("_")[0]) else ""
+    return Text(f"{r.status}{where}: {r.fail_reason}", style="yellow" if r.status == "unsupported" else "red")
 
 
-def _row(r: Record, merit: Merit | None) -> list[str | Text]:
-    f = r.factors
+def _balance(r: Record) -> str:
+    return f"{r.factors.balance.name} {'-'.join(map(str, r.partition))}" if len(r.partition) > 1 else ""
+
+
+def _model(r: Record) -> str:
+    shown = [f"{key}={value}" for key, value in r.factors.model.options]
+    own = [r.factors.model.target] if r.factors.model.name == "custom" else []
+    return " ".join([r.factors.model.name, *own, *shown])
+
+
+_Text = Callable[[Record], str]
+
+# What tells rows apart always has a column.
+_ALWAYS: dict[str, _Text] = {
+    "library": lambda r: r.factors.library.name + (" *" if not r.overlap else ""),
+    "p": lambda r: str(r.factors.stages),
+    "m": lambda r: str(r.factors.micro_batches),
+    "balance": _balance,
+    "schedule": lambda r: r.factors.schedule if r.factors.schedule != "none" else "",
+}
+# What is the same in all rows stands in the title instead.
+_WHERE_IT_VARIES: dict[str, _Text] = {
+    "model": _model,
+    "v": lambda r: str(r.factors.virtual_stages),
+    "checkpoint": lambda r: r.factors.checkpoint,
+    "batch_size": lambda r: str(r.factors.batch_size),
+    "image_size": lambda r: str(r.factors.image_size),
+    "num_classes": lambda r: str(r.factors.num_classes),
+    "granularity": lambda r: r.factors.granularity,
+    "precision": lambda r: r.factors.precision,
+    "data": lambda r: r.factors.data.name,
+    "seed": lambda r: str(r.factors.seed),
+    "trial": lambda r: str(r.trial),
+    "device": lambda r: r.factors.device + (" shared" if r.factors.share_devices else ""),
+    "hardware": lambda r: r.hardware,
+}
+
+
+def _figures(r: Record, merit: Merit | None) -> list[str | Text]:
     peaks = [s.peak_allocated_bytes for s in r.stages]
     interval = f" [{_number(merit.throughput_low)}, {_number(merit.throughput_high)}]" if merit else ""
     return [
-        f.library.name + (" *" if not r.overlap else ""),
-        f.model.name,
-        str(f.stages),
-        str(f.micro_batches),
-        f"{f.balance.name} {'-'.join(map(str, r.partition))}" if len(r.partition) > 1 else "",
-        f.schedule if f.schedule != "none" else "",
-        f.checkpoint,
         _number(merit.step_time_s) if merit else "",
         f"{_number(merit.throughput)}{interval}" if merit else "",
         f"{merit.speedup:.2f}" if merit and merit.speedup is not None else "",
         f"{merit.ratio_to_one_stage:.2f}" if merit and merit.ratio_to_one_stage is not None else "",
-        " | ".join(f"{p / _MIB:.0f}" for p in peaks if p is not None),
+        " | ".join("?" if p is None else f"{p / _MIB:.0f}" for p in peaks),
         _parity(r),
         _number(r.fixed_cost_s),
         _status(r),
@@ -67,61 +104,67 @@ def _row(r: Record, merit: Merit | None) -> list[str | Text]:
 
 
 def comparison(records: Sequence[Record], context: Sequence[Record] = ()) -> Table:
-    """One row a run; ``context`` holds further records that may be baselines of them."""
+    """One row a run, in the order given; ``context`` holds further records that may be their baselines.
+
+    Only runs that are ``ok`` have a step time, a throughput and a speed-up.
+    """
     derived = merits({r.run_id: r for r in [*context, *records]}.values())
-    settings = dict.fromkeys(
-        f"batch_size={r.factors.batch_size} image_size={r.factors.image_size} {r.factors.precision} "
-        f"granularity={r.factors.granularity} {r.hardware}"
-        for r in records
-    )
-    table = Table(title="; ".join(settings), title_justify="left")
-    for name in ("library", "model", "p", "m", "balance", "schedule", "checkpoint"):
-        table.add_column(name, no_wrap=True)
+    values = {name: dict.fromkeys(text(r) for r in records) for name, text in _WHERE_IT_VARIES.items()}
+    varying = {name: _WHERE_IT_VARIES[name] for name, seen in values.items() if len(seen) > 1}
+    columns = {**_ALWAYS, **varying}
+    title = " ".join(f"{name}={next(iter(seen))}" for name, seen in values.items() if len(seen) == 1)
+    table = Table(title=title, title_justify="left")
+    # Folded rather than cut: on a narrow terminal no digit may get lost.
+    for name in columns:
+        table.add_column(name, overflow="fold")
     for name in ("step s", "samples/s", "speed-up", "to p=1", "peak MiB a stage", "parity a / b", "fixed s"):
-        table.add_column(name, no_wrap=True, justify="right")
-    table.add_column("status")
+        table.add_column(name, overflow="fold", justify="right")
+    table.add_column("status", overflow="fold")
     for r in records:
-        table.add_row(*_row(r, derived.get(r.run_id)))
+        table.add_row(*(text(r) for text in columns.values()), *_figures(r, derived.get(r.run_id)))
     return table
 
 
-def footnotes(records: Sequence[Record]) -> list[str]:
-    """What must be said beside the table: definitions, caveats and each library's asymmetries."""
+def footnotes(records: Sequence[Record], context: Sequence[Record] = ()) -> list[str]:
+    """What must be said beside ``comparison(records, context)``: definitions, caveats, asymmetries."""
+    derived = merits({r.run_id: r for r in [*context, *records]}.values())
     lines = [
         "samples/s: batch_size / median step time, in brackets the interval of this run's steps; speed-up: over "
         "one plain device at m=1; to p=1: over the library's own one-stage run at the same m.",
         "parity a: worst layer's relative error in the cell's precision; b: in float64 over three steps.",
     ]
+    if any(r.synthetic for r in records):
+        lines.insert(0, "SYNTHETIC: made-up records, not measured.")
+    shared = [r for r in records if r.factors.share_devices and r.factors.stages > 1]
+    timed = [r for r in records if r.run_id in derived and r not in shared]
+    if any(derived[r.run_id].speedup is None for r in timed):
+        lines.append("no speed-up: the baseline at this setting has not been run; a sweep (-m) runs it as well.")
     if any(r.factors.device == "cpu" for r in records):
         lines.append("CPU: a stage is one core, peaks count live storages; it says nothing about GPUs.")
     if any(not r.overlap for r in records):
         lines.append("*: stages cannot overlap on CPU in this library; its CPU speed-up says nothing about GPUs.")
-    if any(r.factors.share_devices for r in records):
+    if shared:
         lines.append("stages shared a GPU: these rows prove correctness and say nothing of speed.")
-    notes = dict.fromkeys((r.factors.library.name, note) for r in records for note in r.notes)
-    lines += [f"{library}: {note}." for library, note in notes]
-    reasons = {r.parity_unchecked for r in records if r.parity_unchecked}
-    lines += [f"parity unchecked: {reason}" for reason in sorted(reasons)]
-    if any(r.synthetic for r in records):
-        lines.insert(0, "SYNTHETIC: made-up records, not measured.")
+    lines += dict.fromkeys(f"parity unchecked: {r.parity_unchecked}" for r in records if r.parity_unchecked)
+    lines += dict.fromkeys(f"{r.factors.library.name}: {note}." for r in records for note in r.notes)
     return lines
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table of a results folder."""
+    """Print the table of a results folder, in the order the runs were started."""
     results_dir = Path(arguments[0]) if arguments else Path("results")
     records, errors = load_all(results_dir)
     cells = sorted((r for r in records if r.kind == "cell"), key=lambda r: (r.started_at, r.run_id))
+    for error in errors:
+        print(error, file=sys.stderr)
     if not cells:
-        print(f"results_dir={results_dir}: holds no records; run python -m bench first", file=sys.stderr)
+        print(UserError("results_dir", results_dir, "holds no records", "run python -m bench first"), file=sys.stderr)
         return 2
     out = console()
     out.print(comparison(cells))
     for line in footnotes(cells):
-        out.print(line, highlight=False)
-    for error in errors:
-        print(error, file=sys.stderr)
-    return 0
+        out.print(line, highlight=False, markup=False)
+    return 1 if errors else 0
 
 
 if __name__ == "__main__":
