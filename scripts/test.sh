@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # bash scripts/test.sh [--all] [PYTEST ARGUMENTS]: lint, types, tests; --all runs the slow ones too.
+# GPU tests skip themselves, with the reason, where there is no GPU.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-bash scripts/setup.sh dev
-export PATH="$PWD/.venv/bin:$PATH"
-marks="not slow"
+marks=(-m "not slow")
 if [ "${1:-}" = --all ]; then
-    marks="slow or not slow"
+    marks=()
     shift
 fi
-# GPU tests skip themselves, with the reason, where there is no GPU.
+bash scripts/setup.sh dev
+export PATH="$PWD/.venv/bin:$PATH"
 ruff check .
+ruff format --check .
 mypy
-exec python -m pytest -m "$marks" "$@"
+exec python -m pytest "${marks[@]}" "$@"
