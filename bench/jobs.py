@@ -52,8 +52,8 @@ def factors_from_json(data: dict[str, Any]) -> Factors:
 class Job:
     """All that a worker process needs to run one rank of one cell.
 
-    ``partition`` holds p·v numbers of layers (for ``single`` one, for ``ddp`` one: the whole
-    model).  ``device_indices`` are CUDA indices a stage (empty on CPU).  ``rendezvous`` is a file
+    ``partition`` holds p·v numbers of layers (one, the whole model, for a library without a
+    pipeline).  ``device_indices`` are CUDA indices a stage (empty on CPU).  ``rendezvous`` is a file
     path for torch's FileStore.  ``cache_dir`` holds references shared by a study's cells.
     ``lock_paths`` are the host-wide device locks to hold from warm-up to the end of measuring.
     ``double_parity``: run parity (b) as well, since no record of it exists yet.
@@ -124,7 +124,7 @@ class StepResult:
 
 @dataclass(frozen=True, kw_only=True)
 class StageResult:
-    """One pipeline device (or ``ddp`` replica), as read back from the library and measured.
+    """One pipeline device (or replica), as read back from the library and measured.
 
     ``layers`` are flat layer indices.  On CPU ``peak_allocated_bytes`` is the live-storage peak
     and ``peak_reserved_bytes`` is None.
