@@ -11,6 +11,5 @@ fi
 bash scripts/setup.sh dev
 export PATH="$PWD/.venv/bin:$PATH"
 ruff check .
-ruff format --check .
 mypy
 exec python -m pytest "${marks[@]}" "$@"
