@@ -133,6 +133,7 @@ def footnotes(records: Sequence[Record], context: Sequence[Record] = ()) -> list
         "one plain device at m=1; to p=1: over the library's own one-stage run at the same m.",
         "parity a: worst layer's relative error in the cell's precision; b: in float64 over three steps.",
     ]
+    lines += _tolerances(records)
     if any(r.synthetic for r in records):
         lines.insert(0, "SYNTHETIC: made-up records, not measured.")
     shared = [r for r in records if r.factors.share_devices and r.factors.stages > 1]
@@ -147,6 +148,23 @@ def footnotes(records: Sequence[Record], context: Sequence[Record] = ()) -> list
         lines.append("stages shared a GPU: these rows prove correctness and say nothing of speed.")
     lines += dict.fromkeys(f"parity unchecked: {r.parity_unchecked}" for r in records if r.parity_unchecked)
     lines += dict.fromkeys(f"{r.factors.library.name}: {note}." for r in records for note in r.notes)
+    return lines
+
+
+def _tolerances(records: Sequence[Record]) -> list[str]:
+    """What parity allowed, since it need not be the same for all rows: the wider ones name theirs."""
+    lines = []
+    for part, results in (("a", [r.parity for r in records]), ("b", [r.parity_double for r in records])):
+        rows: dict[str, list[str]] = {}
+        for r, result in zip(records, results, strict=True):
+            if result is not None:
+                allowed = f"{result.precision} gradient {result.gradient_tolerance:.1e}, update "
+                label = f"{r.factors.library.name} p={r.factors.stages} m={r.factors.micro_batches}"
+                rows.setdefault(f"{allowed}{result.update_tolerance:.1e}", []).append(label)
+        usual = max(rows, key=lambda allowed: len(rows[allowed]), default="")
+        for allowed, labels in rows.items():
+            where = "" if allowed == usual else f" for {', '.join(dict.fromkeys(labels))}"
+            lines.append(f"parity {part} allowed {allowed}{where}.")
     return lines
 
 

@@ -131,6 +131,19 @@ def test_caveats(made_record: Make) -> None:
     assert "shared a GPU" in said(made_record("run", factors={"device": "cuda", "share_devices": True}))
 
 
+def test_the_tolerances_are_said_and_whose_are_others(made_record: Make) -> None:
+    usual = made_record("a")
+    assert usual.parity_double is not None
+    wider = dataclasses.replace(usual.parity_double, gradient_tolerance=1.5e-6)
+    records = [usual, made_record("b"), made_record("c", library="deepspeed", parity_double=wider)]
+    lines = [line for line in footnotes(records) if "allowed" in line]
+    assert lines == [
+        "parity a allowed fp32 gradient 1.0e-06, update 2.0e-05.",
+        "parity b allowed fp64 gradient 1.0e-10, update 1.0e-10.",
+        "parity b allowed fp64 gradient 1.5e-06, update 1.0e-10 for deepspeed p=2 m=4.",
+    ]
+
+
 def test_the_command_prints_the_table_of_a_folder(made_record: Make, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench.table", str(tmp_path)]
     empty = subprocess.run(command, capture_output=True, text=True, check=False)
