@@ -16,9 +16,10 @@ RULES = ("uniform", "parameters", "manual")
 def partition(balance: Balance, parameters: Sequence[int], model_stages: int) -> tuple[int, ...]:
     """``model_stages`` numbers of layers; ``parameters`` counts each layer's numbers.
 
-    ``uniform``: equal numbers of layers, the first stages one more where they do not divide.
-    ``parameters``: the smallest possible largest stage by parameters.  ``manual``: as given.
-    Raises UserError where the rule cannot be met.
+    ``uniform``: equal numbers of layers; where they do not divide, each of the earlier stages has
+    one more than the later ones.  ``parameters``: the smallest possible largest stage by parameters,
+    ties as in ``solver.min_max``.  ``manual``: ``balance.layers``, as given.  Raises UserError with
+    the key ``stages`` (more stages than layers), ``balance.layers`` or ``balance`` (no such rule).
     """
     layers = len(parameters)
     if model_stages > layers:
@@ -43,7 +44,5 @@ def _manual(asked: tuple[int, ...] | None, layers: int, model_stages: int) -> tu
     if min(asked) < 1:
         raise UserError("balance.layers", shown, "every stage needs at least one layer", remedy)
     if sum(asked) != layers:
-        raise UserError(
-            "balance.layers", shown, f"adds up to {sum(asked)}, the model has {layers} layers", remedy
-        )
+        raise UserError("balance.layers", shown, f"adds up to {sum(asked)}, the model has {layers} layers", remedy)
     return asked

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import bisect
+import math
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -12,48 +12,60 @@ __all__ = ["min_max"]
 def min_max(costs: Sequence[float], stages: int) -> tuple[int, ...]:
     """The numbers of layers a stage that make the costliest stage as cheap as possible.
 
-    Exact: no contiguous partition into ``stages`` non-empty runs has a smaller largest sum.  Among
-    the best the later stages are filled as far as the optimum allows, from the last one on, so
-    that ties fall towards lighter early stages.  ``costs`` are non-negative; needs
-    1 ≤ stages ≤ len(costs).  The optimum is the sum of one run of layers; it is found by
-    bisection over such sums, not over real numbers, so that it is exact in floating point too.
+    Exact: no partition of the layers, in their order, into ``stages`` non-empty stages has a
+    smaller largest sum.  Ties go to the partition that is better balanced early on: of the best by
+    all p stages the one whose first p−1 stages have the smallest largest sum, of those the one
+    whose first p−2 have, and so on; what is still tied (layers of no cost) has more layers in the
+    later stages, the last stage first.  That names one partition for any costs.
+
+    ``costs`` are finite and non-negative, in any unit, one a layer; floats are taken at their exact
+    value, so that no tie is settled by rounding.  Raises ValueError for other costs and unless
+    1 ≤ stages ≤ len(costs).  Time O(layers · stages).
     """
     count = len(costs)
     if not 1 <= stages <= count:
         raise ValueError(f"{count} layers cannot fill {stages} stages")
-    sums = [0.0, *accumulate(costs)]
-    # ``high`` is always the largest run of a partition that exists, and nothing below ``low`` exists.
-    low, high = 0.0, _largest_run(sums, stages, sums[-1])
-    while low < (middle := low + (high - low) / 2) < high:
-        if _try_fill(sums, stages, middle) is None:
-            low = middle
-        else:
-            high = _largest_run(sums, stages, middle)
-    partition = _try_fill(sums, stages, high)
-    assert partition is not None
-    return partition
-
-
-def _largest_run(sums: Sequence[float], stages: int, limit: float) -> float:
-    """The largest stage of the partition that stays within a feasible ``limit``."""
-    partition = _try_fill(sums, stages, limit)
-    assert partition is not None
-    ends = [0, *accumulate(partition)]
-    return max(sums[b] - sums[a] for a, b in zip(ends, ends[1:], strict=False))
-
-
-def _try_fill(sums: Sequence[float], stages: int, limit: float) -> tuple[int, ...] | None:
-    end, sizes = len(sums) - 1, []
-    for left in range(stages - 1, -1, -1):
-        # The earliest start that keeps the run within the limit, leaving one layer a stage before.
-        start = bisect.bisect_left(sums, sums[end] - limit, left, end)
-        # ``sums[end] - limit`` is rounded: settle by the comparison that counts.
-        while start > left and sums[end] - sums[start - 1] <= limit:
+    sums = [0, *accumulate(_exact(costs))]
+    bounds = _bounds(sums, stages)
+    sizes, end = [], count
+    for bound in reversed(bounds):
+        # The fullest last stage leaves the shortest prefix, and a shorter prefix is never worse.
+        before = len(bounds) - 1 - len(sizes)
+        start = end - 1
+        while start > before and sums[end] - sums[start - 1] <= bound[end]:
             start -= 1
-        while start < end and sums[end] - sums[start] > limit:
-            start += 1
-        if start == end:
-            return None
         sizes.append(end - start)
         end = start
-    return tuple(reversed(sizes)) if end == 0 else None
+    return tuple(reversed(sizes))
+
+
+def _exact(costs: Sequence[float]) -> list[int]:
+    """The costs as integers of one common unit."""
+    if not all(math.isfinite(cost) and cost >= 0 for cost in costs):
+        raise ValueError("costs must be finite and not negative")
+    ratios = [cost.as_integer_ratio() for cost in costs]
+    # The denominators of floats are powers of two: the largest is a multiple of each.
+    unit = max(below for _, below in ratios)
+    return [above * (unit // below) for above, below in ratios]
+
+
+def _bounds(sums: Sequence[int], stages: int) -> list[list[int]]:
+    """[q − 1][k]: the smallest largest sum of the first k layers in q stages, where k layers can be needed.
+
+    The best last stage starts where the bound of the layers before it, which grows with the start,
+    crosses the stage's own sum, which falls; that start only grows with k.
+    """
+    count = len(sums) - 1
+    table = [list(sums)]
+    for q in range(2, stages + 1):
+        before, bound = table[-1], [0] * (count + 1)
+        start = q - 1
+        for k in range(q, count - (stages - q) + 1):
+            while start < k - 1 and before[start] < sums[k] - sums[start]:
+                start += 1
+            best = max(before[start], sums[k] - sums[start])
+            if start > q - 1:
+                best = min(best, sums[k] - sums[start - 1])
+            bound[k] = best
+        table.append(bound)
+    return table
