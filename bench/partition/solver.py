@@ -27,12 +27,12 @@ def min_max(costs: Sequence[float], stages: int) -> tuple[int, ...]:
         raise ValueError(f"{count} layers cannot fill {stages} stages")
     sums = [0, *accumulate(_exact(costs))]
     bounds = _bounds(sums, stages)
-    sizes, end = [], count
-    for bound in reversed(bounds):
+    sizes: list[int] = []
+    end = count
+    for q in range(stages, 0, -1):
         # The fullest last stage leaves the shortest prefix, and a shorter prefix is never worse.
-        before = len(bounds) - 1 - len(sizes)
         start = end - 1
-        while start > before and sums[end] - sums[start - 1] <= bound[end]:
+        while start > q - 1 and sums[end] - sums[start - 1] <= bounds[q - 1][end]:
             start -= 1
         sizes.append(end - start)
         end = start
