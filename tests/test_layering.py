@@ -26,7 +26,8 @@ WORDS = {"single", "torch"}
 # config → plan → launch → record → collect → report: a module imports only what stands before it.
 FLOW = [
     *("errors", "factors", "jobs"),
-    *("registry", "hardware", "config", "partition.solver", "partition.rules", "expand", "plan"),
+    *("partition.solver", "partition.simulate", "partition.predict", "partition.optimal", "partition.rules"),
+    *("registry", "hardware", "config", "expand", "plan"),
     *("lifeline", "launch"),
     *("record", "environment", "claim", "run"),
     *("merit", "schema", "collect", "table"),
