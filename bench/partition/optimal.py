@@ -34,7 +34,7 @@ SLOPES, RATIOS = (-0.3, 0.3), (0.85, 1.0, 1.2)
 EVENNESS, TINY = 1e-3, 1e-300
 # From how many of the partitions found boundaries are moved, and how many rounds of moves there are:
 # as many as simulate so many operations, within bounds.
-STARTS, OPERATIONS, ROUNDS = 6, 40_000_000, (30, 300)
+STARTS, OPERATIONS, ROUNDS = 6, 40_000_000, (10, 300)
 # A gain that is more than rounding.
 GAIN = 1e-12
 
@@ -60,8 +60,7 @@ class Choice:
 def optimal(problem: Problem, max_memory_bytes: float | None = None) -> Choice:
     """The partition with the shortest simulated step among those that keep every stage within the limit.
 
-    Of equally fast ones the one whose boundaries come first in order.  Raises Infeasible where no
-    partition fits.
+    The same problem always has the same answer.  Raises Infeasible where no partition fits.
     """
     fits = _fits(problem, max_memory_bytes)
     proven = math.comb(len(problem.layers) - 1, problem.stages - 1) <= ENUMERATED
@@ -90,30 +89,32 @@ def _fits(problem: Problem, max_memory_bytes: float | None) -> NDArray[np.bool_]
 
 def _must_be_feasible(fits: NDArray[np.bool_], memory: Numbers, max_memory_bytes: float) -> None:
     stages, count = fits.shape[0], fits.shape[1] - 1
-    alone = memory[:, np.arange(count), np.arange(1, count + 1)].min(axis=0)
-    if alone.max() > max_memory_bytes:
-        layer = int(np.argmax(alone > max_memory_bytes))
-        raise Infeasible(
-            max_memory_bytes, layer, f"layer {layer} alone needs {alone[layer]:.0f} bytes on the stage that holds least"
-        )
     reached = np.zeros(count + 1, dtype=bool)
     reached[0] = True
     furthest = 0
     for stage in range(stages):
         reached = np.logical_or.reduce(fits[stage][reached], axis=0)
+        # Each stage still to come needs a layer.
+        reached[count - (stages - 1 - stage) + 1 :] = False
         furthest = max([furthest, *np.flatnonzero(reached).tolist()])
-    if not reached[count]:
-        # All layers but the last few may fit in fewer stages, yet not in all of them.
-        layer = min(furthest, count - 1)
-        raise Infeasible(
-            max_memory_bytes, layer, f"layer {layer} does not fit: {stages} stages hold at most the {layer} before it"
-        )
+    if reached[count]:
+        return
+    # With other layers a layer can need less than alone, where less enters the stage than enters the layer.
+    for layer in range(count):
+        least = float(memory[:, : layer + 1, layer + 1 :].min())
+        if least > max_memory_bytes:
+            raise Infeasible(max_memory_bytes, layer, f"any stage with layer {layer} needs {least:.0f} bytes or more")
+    raise Infeasible(
+        max_memory_bytes,
+        furthest,
+        f"layer {furthest} finds no place: {stages} stages filled in order hold at most the {furthest} before it",
+    )
 
 
 def _allowed(fits: NDArray[np.bool_], ends: Ends) -> NDArray[np.bool_]:
     """Which of the partitions have no empty stage and fit."""
     stages = np.arange(fits.shape[0])
-    allowed: NDArray[np.bool_] = fits[stages, ends[:, :-1], ends[:, 1:]].all(axis=1)
+    allowed: NDArray[np.bool_] = np.logical_and.reduce(fits[stages, ends[:, :-1], ends[:, 1:]], axis=1)
     return allowed
 
 
