@@ -26,7 +26,7 @@ Numbers = NDArray[np.float64]
 # Up to so many partitions all are simulated, within tenths of a second.
 ENUMERATED = 2_000
 # How many limits on the slowest stage are tried, and how far above the least one.
-LIMITS, WIDEST, BEYOND = 8, 1.5, 50
+LIMITS, WIDEST = 8, 1.5
 # How far the limit of the first stage lies above that of the last, and how far from the model's own
 # ratio of backward to forward the limits on the two are set.
 SLOPES, RATIOS = (-0.3, 0.3), (0.85, 1.0, 1.2)
@@ -145,10 +145,8 @@ def _candidates(problem: Problem, fits: NDArray[np.bool_]) -> Iterator[Ends]:
     """For each of several limits on the slowest stage, the partition within it that crosses cheapest."""
     works = _works(problem)
     for work, slope in [*((work, 0.0) for work in works), *((works[0], slope) for slope in SLOPES)]:
-        # The least limit is the work of some stage or, where transfers set the pace, beyond all of them.
-        most = float(work[0, -1]) + 2 * float(problem.transfer_s.sum()) + TINY
-        beyond = np.geomspace(max(float(work[0, -1]), most * 1e-6), most, BEYOND)
-        values = np.unique([*work[fits.any(axis=0)], *beyond])
+        # The least limit within which there is a partition is the work of some stage.
+        values = np.unique(work[fits.any(axis=0)])
         shape = np.linspace(1 + slope / 2, 1 - slope / 2, problem.stages)
         low, high = 0, len(values) - 1
         while low < high:
@@ -189,26 +187,20 @@ def _works(problem: Problem) -> list[Numbers]:
 def _cheapest_crossing(problem: Problem, fits: NDArray[np.bool_], work: Numbers, limits: Numbers) -> Ends | None:
     """The partition with the least time on its boundaries, of those whose stages weigh at most their limits.
 
-    Under 1f1b a micro-batch's way from a stage down to the last and back, with all transfers, must
-    also take no longer than the largest limit allows the micro-batches that the stage has in flight: this is
-    where transfers slow the pace.  None if there is no such partition.
+    None if there is no such partition.
     """
-    count, stages, schedule = len(problem.layers), problem.stages, problem.schedule
+    count, stages = len(problem.layers), problem.stages
     there_and_back = 2 * problem.transfer_s
     there_and_back[count] = 0
     # Where crossings tie, for want of transfer times above all, even stages: the sum of squares.
     evenness = EVENNESS * work * (work / max(float(work[0, count]), TINY))
-    crossing, score = np.full(count + 1, np.inf), np.full(count + 1, np.inf)
-    crossing[count] = score[count] = 0
+    score = np.full(count + 1, np.inf)
+    score[count] = 0
     after = []
     for stage in reversed(range(stages)):
         through = np.where(fits[stage] & (work <= limits[stage]), evenness + (there_and_back + score), np.inf)
-        end = np.argmin(through, axis=1)
-        after.append(end)
-        score, crossing = through.min(axis=1), (there_and_back + crossing)[end]
-        flying = schedule.in_flight(stage, stages)
-        if schedule.name == "1f1b" and flying < schedule.micro_batches:
-            score[work[:, count] + crossing > flying * limits.max() * (1 + GAIN)] = np.inf
+        after.append(np.argmin(through, axis=1))
+        score = through.min(axis=1)
     if not math.isfinite(score[0]):
         return None
     ends = [0]
