@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -20,6 +21,7 @@ __all__ = ["WORKER", "Interrupted", "Outcome", "launch"]
 WORKER = ("-m", "bench.worker")
 GRACE_S = 3.0
 POLL_S = 0.05
+KILL_S = 10.0
 PROJECT = Path(__file__).resolve().parent.parent
 
 # What a rank reports when it only suffers another's end.
@@ -58,6 +60,8 @@ class Outcome:
 
 @dataclass(kw_only=True)
 class _Rank:
+    """A started rank.  ``closed``, ``failed``: the turn of the watch in which its pipe ended and it failed."""
+
     number: int
     process: subprocess.Popen[bytes]
     pipe: int
@@ -66,6 +70,15 @@ class _Rank:
     result: RankResult | None = None
     error: Message | None = None
     code: int | None = None
+    last_report: float = field(default_factory=time.monotonic)
+    closed: int | None = None
+    failed: int | None = None
+
+    def note_failure(self, turn: int) -> None:
+        """Remember when it failed, if it has: a death ends the pipe before the process is seen to be gone."""
+        gone_without_result = self.code == 0 and self.result is None
+        if self.failed is None and (self.error is not None or self.code or gone_without_result):
+            self.failed = turn if self.closed is None else self.closed
 
 
 @dataclass(kw_only=True)
@@ -111,8 +124,7 @@ def launch(
     ranks: list[_Rank] = []
     caught: list[int] = []
     handlers = {
-        number: signal.signal(number, lambda n, _: caught.append(n))
-        for number in (signal.SIGINT, signal.SIGTERM)
+        number: signal.signal(number, lambda n, _: caught.append(n)) for number in (signal.SIGINT, signal.SIGTERM)
     }
     watch = _Watch()
     try:
@@ -121,8 +133,7 @@ def launch(
                 ranks.append(_start(job, job_file, number, output, environment or {}, worker))
         verdict = _watch(job, ranks, watch, caught, wall_limit_s, on_message, grace_s)
     finally:
-        for rank in ranks:
-            _end(rank)
+        _end(ranks)
         for number, handler in handlers.items():
             signal.signal(number, handler)
         job_file.unlink(missing_ok=True)
@@ -204,36 +215,38 @@ def _watch(
 ) -> Outcome | None:
     """Until all ranks are gone or a limit is reached; None where the ranks' own end is the verdict."""
     failed_since: float | None = None
+    turn = 0
     with selectors.DefaultSelector() as selector:
         for rank in ranks:
             selector.register(rank.pipe, selectors.EVENT_READ, rank)
         while any(rank.code is None for rank in ranks):
+            turn += 1
             for key, _ in selector.select(POLL_S):
                 if not _read(key.data, watch, on_message):
                     selector.unregister(key.fd)
+                    key.data.closed = turn
             for rank in ranks:
-                if rank.code is None:
-                    rank.code = rank.process.poll()
-            phase = ranks[0].phase
+                if rank.code is None and (code := rank.process.poll()) is not None:
+                    rank.code = code
+                    _read(rank, watch, on_message)  # what it wrote since, its result perhaps
+                rank.note_failure(turn)
+            behind = min(ranks, key=lambda r: (r.result is not None, r.last_report))
             if caught:
-                return Outcome(
-                    status="interrupted", fail_phase=phase, fail_reason=f"ended by {signal.Signals(caught[0]).name}"
-                )
-            bad = any(r.error is not None or r.code or (r.code == 0 and r.result is None) for r in ranks)
-            if bad and failed_since is None:
+                name = signal.Signals(caught[0]).name
+                return Outcome(status="interrupted", fail_phase=behind.phase, fail_reason=f"ended by {name}")
+            if failed_since is None and any(r.failed is not None for r in ranks):
                 failed_since = time.monotonic()
             if failed_since is not None and time.monotonic() - failed_since > grace_s:
                 break
             if time.monotonic() - watch.last_report > job.timeout_s and failed_since is None:
-                slow = min(ranks, key=lambda r: (r.result is not None, r.number))
-                reason = f"no report for timeout_s={job.timeout_s:g} s in {slow.phase}"
-                return Outcome(status="timeout", fail_phase=slow.phase, fail_reason=reason)
+                reason = f"no report for timeout_s={job.timeout_s:g} s; silent longest: rank {behind.number}"
+                return Outcome(status="timeout", fail_phase=behind.phase, fail_reason=reason)
             if watch.running_s() > wall_limit_s:
-                return Outcome(
-                    status="timeout", fail_phase=phase, fail_reason=f"longer than wall_limit_s={wall_limit_s:g} s"
-                )
+                reason = f"longer than wall_limit_s={wall_limit_s:g} s"
+                return Outcome(status="timeout", fail_phase=behind.phase, fail_reason=reason)
         for rank in ranks:
             _read(rank, watch, on_message)
+            rank.note_failure(turn)
     return None
 
 
@@ -248,52 +261,61 @@ def _read(rank: _Rank, watch: _Watch, on_message: Callable[[Message], None] | No
             return False
         *lines, rank.buffer = (rank.buffer + data).split(b"\n")
         for line in lines:
-            message = Message.loads(line.decode())
+            try:
+                message = Message.loads(line.decode())
+                if message.kind == "result":
+                    rank.result = rank_result_from_json(message.payload)
+            except (ValueError, TypeError, KeyError):
+                reason = f"sent what is no message: {line[:80]!r}"
+                message = Message(kind="error", rank=rank.number, phase=rank.phase, status="error", reason=reason)
             rank.phase = message.phase or rank.phase
+            rank.last_report = time.monotonic()
             watch.report(message.waiting)
-            if message.kind == "result":
-                rank.result = rank_result_from_json(message.payload)
-            elif message.kind == "error":
+            if message.kind == "error" and rank.error is None:
                 rank.error = message
             if on_message is not None:
                 on_message(message)
 
 
-def _end(rank: _Rank) -> None:
-    try:
-        os.killpg(rank.process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
-    rank.process.wait()
-    os.close(rank.pipe)
+def _end(ranks: Sequence[_Rank]) -> None:
+    """Kill all process groups, whatever is left in them, and close the pipes."""
+    for rank in ranks:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(rank.process.pid, signal.SIGKILL)
+    for rank in ranks:
+        # A process that hangs in a driver cannot be killed, and must not hang its parent too.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            rank.process.wait(KILL_S)
+        os.close(rank.pipe)
 
 
-def _judge(ranks: list[_Rank]) -> Outcome:
-    """The root cause: a rank's own death or its own error before a peer's symptom of it."""
+def _cause_first(rank: _Rank) -> tuple[bool, int, int, int]:
+    """Sorts failed ranks: no peer's symptom, then the earliest; within a turn of the watch a kill from
+    outside, which no peer brings about, before an error, and an error before a crash."""
+    assert rank.failed is not None
+    symptom = rank.error is not None and any(word in rank.error.reason.lower() for word in _SYMPTOMS)
+    manner = 0 if rank.code == -signal.SIGKILL else 1 if rank.error is not None else 2
+    return symptom, rank.failed, manner, rank.number
 
-    def rank_of_cause(rank: _Rank) -> int:
-        if rank.error is not None:
-            symptom = any(word in rank.error.reason.lower() for word in _SYMPTOMS)
-            return 3 if symptom else 0
-        if rank.code is not None and rank.code < 0:
-            return 1
-        return 2 if rank.code is not None and (rank.code != 0 or rank.result is None) else 4
 
-    worst = min(ranks, key=rank_of_cause)
-    if rank_of_cause(worst) == 4 and all(r.result is not None for r in ranks):
+def _judge(ranks: Sequence[_Rank]) -> Outcome:
+    """The root cause: the first failure that is not a peer's symptom of another."""
+    failed = sorted((r for r in ranks if r.failed is not None), key=_cause_first)
+    if not failed:
         return Outcome(status="ok")
-    where = f"rank {worst.number} "
-    if worst.error is not None:
-        status: Status = "oom" if worst.error.status == "oom" else "error"
-        return Outcome(status=status, fail_phase=worst.error.phase, fail_reason=where + worst.error.reason)
-    if worst.code is not None and worst.code < 0:
-        name = signal.Signals(-worst.code).name
+    cause = failed[0]
+    where = f"rank {cause.number} "
+    if cause.error is not None:
+        status: Status = "oom" if cause.error.status == "oom" else "error"
+        return Outcome(status=status, fail_phase=cause.error.phase, fail_reason=where + cause.error.reason)
+    code = cause.code
+    assert code is not None
+    if code < 0:
+        name = signal.Signals(-code).name
         hint = ", perhaps by the kernel's out-of-memory killer" if name == "SIGKILL" else ""
         reason = f"{where}was killed by {name}{hint}"
-    elif worst.code == 0:
+    elif code == 0:
         reason = f"{where}exited with code 0 and without a result"
-    elif worst.code is None:
-        reason = f"{where}did not end after its peers had"
     else:
-        reason = f"{where}exited with code {worst.code} without a word; its log has more"
-    return Outcome(status="error", fail_phase=worst.phase, fail_reason=reason)
+        reason = f"{where}exited with code {code} without a word; its log has more"
+    return Outcome(status="error", fail_phase=cause.phase, fail_reason=reason)
