@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -48,13 +49,14 @@ class DeepSpeedPipeline:
         deepspeed.init_distributed(dist_init_required=False)
         bounds = [sum(task.partition[:i]) for i in range(task.stages + 1)]
         flat = list(task.model)
-        stages = [nn.Sequential(*flat[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+        stages = [nn.Sequential(*flat[a:b]) for a, b in itertools.pairwise(bounds)]
         module = PipelineModule(
             layers=stages,
             num_stages=task.stages,
             loss_fn=task.loss,
             partition_method="uniform",
             activation_checkpoint_interval=1 if task.checkpoint == "always" else 0,
+            checkpointable_layers=["Sequential"],
         )
         self.stage = stages[task.rank]
         self._layers = dict(zip(range(bounds[task.rank], bounds[task.rank + 1]), self.stage, strict=True))
@@ -69,6 +71,7 @@ class DeepSpeedPipeline:
             "steps_per_print": None,
             "zero_allow_untested_optimizer": True,
             "timers": {"throughput": {"enabled": False}},
+            "pipeline": {"use_reentrant": False},
         }
         self.engine, _, _, _ = deepspeed.initialize(
             model=module, optimizer=self.optim, config=config, dist_init_required=False

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["build", "capabilities"]
 
-capabilities = Capabilities(
-    distribution=None, extra=None, ranks="one", stages_are="none", checkpoints=("never",)
-)
+capabilities = Capabilities(distribution=None, extra=None, ranks="one", stages_are="none", checkpoints=("never",))
 
 
 class Single:

@@ -29,9 +29,7 @@ capabilities = Capabilities(
             min_stages=2,
             checkpoints=("never",),
         ),
-        ScheduleRule(
-            name="zbv_zero_bubble", virtual_stages=(2,), checkpoints=("never",), placement="v", min_stages=2
-        ),
+        ScheduleRule(name="zbv_zero_bubble", virtual_stages=(2,), checkpoints=("never",), placement="v", min_stages=2),
     ),
     several_nodes=True,
     reasons={
@@ -80,9 +78,7 @@ def _static(value: Any, device: torch.device, *, requires_grad: bool) -> tuple[t
     import torch
 
     tensors = value if isinstance(value, tuple) else (value,)
-    return tuple(
-        torch.empty(t.shape, dtype=t.dtype, device=device).requires_grad_(requires_grad) for t in tensors
-    )
+    return tuple(torch.empty(t.shape, dtype=t.dtype, device=device).requires_grad_(requires_grad) for t in tensors)
 
 
 def _stage_module(layers: list[nn.Module], checkpoint: str, micro_batches: int) -> tuple[nn.Module, nn.Module]:

@@ -35,9 +35,8 @@ def main(arguments: Sequence[str]) -> int:
         check_siblings()
         if any(a in ("-h", "--help") for a in arguments):
             from bench.help import print_help
-            from bench.table import console
 
-            print_help(console())
+            print_help()
             return 0
         return _run(arguments)
     except UserError as error:

@@ -50,7 +50,9 @@ class Claim:
         if self.boot_id != _boot_id():
             return False
         try:
-            return abs(psutil.Process(self.pid).create_time() - self.process_started) < 1.0
+            process = psutil.Process(self.pid)
+            # A killed process whose own parent never asks for it, as in many containers, stays as a zombie.
+            return abs(process.create_time() - self.process_started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return False
 
@@ -83,13 +85,19 @@ def _read(path: Path) -> Claim | None:
 
 
 def take(results_dir: Path, name: str, claim: Claim) -> Claim | None:
-    """Write the claim under ``lock``; None if it is ours now, else the live claim that stands there."""
+    """Write the claim under ``lock``; None if it is ours now, else the live claim that stands there.
+
+    Dead claims are to be taken care of before: one that stands here is replaced.
+    """
     path = claims_dir(results_dir) / f"{name}.json"
     standing = _read(path)
     if standing is not None and standing.alive():
         return standing
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(asdict(claim)))
+    with open(temporary, "w") as out:
+        json.dump(asdict(claim), out)
+        out.flush()
+        os.fsync(out.fileno())
     os.replace(temporary, path)
     return None
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import conf
-
 from bench.errors import UserError
 from bench.factors import Balance, Data, Factors, Library, Model, Optimizer, Settings
 
@@ -160,7 +159,8 @@ def compose_groups(groups: Mapping[str, str]) -> Tree:
         raise UserError(
             "conf", ",".join(f"{k}={v}" for k, v in groups.items()), str(cause).splitlines()[0], "mend the YAML"
         ) from None
-    assert isinstance(tree, dict) and isinstance(sweep, dict)
+    assert isinstance(tree, dict)
+    assert isinstance(sweep, dict)
     return {**{str(k): v for k, v in tree.items()}, "_sweep": sweep.get("params") or {}}
 
 
@@ -178,7 +178,7 @@ def apply(tree: Tree, change: Change, value: Any) -> None:
     if not isinstance(node, dict) or (last not in node and not change.add):
         siblings = [".".join([*path, k]) for k in node] if isinstance(node, dict) else []
         raise UserError(change.key, value, "there is no such key", _suggestion(change.key, siblings))
-    if isinstance(node[last] if last in node else None, dict):
+    if isinstance(node.get(last, None), dict):
         raise UserError(change.key, value, f"is a group of {', '.join(node[last])}", f"set one, {change.key}.…=…")
     node[last] = value
 

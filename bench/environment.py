@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import itertools
 import os
 import platform
+import shlex
 import socket
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from bench.registry import capabilities
 __all__ = ["describe"]
 
 _PREFIXES = ("CUDA", "NCCL", "OMP", "MKL", "GLOO", "SLURM", "TORCH", "PYTORCH", "KMP")
+_SECRET = ("TOKEN", "JWT", "SECRET", "PASSWORD", "KEY")  # a record may be published
 _PACKAGES = ("torch", "torchvision", "numpy", "hydra-core")
 
 
@@ -35,16 +38,19 @@ def describe(library: Library, gpus: tuple[Gpu, ...]) -> dict[str, Any]:
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "cores_allowed": len(os.sched_getaffinity(0)),
-        "gpus": [
-            {"index": g.index, "uuid": g.uuid, "name": g.name, "pci_address": g.pci_address} for g in gpus
-        ],
+        "gpus": [{"index": g.index, "uuid": g.uuid, "name": g.name, "pci_address": g.pci_address} for g in gpus],
         "driver": gpus[0].driver if gpus else "",
-        "links": [link(a, b) for a, b in zip(gpus, gpus[1:], strict=False)],
+        "links": [link(a, b) for a, b in itertools.pairwise(gpus)],
         "git_commit": commit,
         "git_dirty": dirty,
-        "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_PREFIXES)},
-        "command": " ".join(["python -m bench", *sys.argv[1:]]),
+        "variables": _variables(),
+        "command": shlex.join(["python", "-m", "bench", *sys.argv[1:]]),
     }
+
+
+def _variables() -> dict[str, str]:
+    chosen = {k: v for k, v in sorted(os.environ.items()) if k.startswith(_PREFIXES)}
+    return {k: v for k, v in chosen.items() if not any(word in k for word in _SECRET)}
 
 
 @functools.cache
@@ -62,9 +68,7 @@ def _git() -> tuple[str, bool]:
     if not (top / ".git").exists():
         return "", False
     try:
-        run = functools.partial(
-            subprocess.run, cwd=top, capture_output=True, text=True, timeout=20, check=True
-        )
+        run = functools.partial(subprocess.run, cwd=top, capture_output=True, text=True, timeout=20, check=True)
         commit = run(["git", "rev-parse", "HEAD"]).stdout.strip()
         return commit, bool(run(["git", "status", "--porcelain", "--untracked-files=no"]).stdout.strip())
     except (OSError, subprocess.SubprocessError):

@@ -58,9 +58,7 @@ def expand(overrides: Sequence[str]) -> Sweep:
     settings = Settings()
     common = compose_groups(fixed)
     # A group's choice fills a section of its own, so one composition a choice serves all combinations.
-    sections = {
-        (c.key, str(v)): compose_groups({**fixed, c.key: str(v)})[c.key] for c in groups for v in c.values
-    }
+    sections = {(c.key, str(v)): compose_groups({**fixed, c.key: str(v)})[c.key] for c in groups for v in c.values}
     for chosen in itertools.product(*(c.values for c in groups)):
         base = copy.deepcopy(common)
         for group, choice in zip(groups, chosen, strict=True):
@@ -73,9 +71,7 @@ def expand(overrides: Sequence[str]) -> Sweep:
             for change, value in zip(nested, values, strict=True):
                 apply(tree, change, value)
             factors, settings = from_tree(tree)
-            result += [
-                factors.replace(**dict(zip(names, row, strict=True))) for row in itertools.product(*columns)
-            ]
+            result += [factors.replace(**dict(zip(names, row, strict=True))) for row in itertools.product(*columns)]
     if trials is not None:
         for trial in trials:
             if type(trial) is not int or trial < 0:

@@ -66,7 +66,8 @@ def _text(value: str | bytes) -> str:
 def chosen(visible: str | None, uuids: Sequence[str]) -> list[int]:
     """The NVML indices that a CUDA_VISIBLE_DEVICES shows, in its order.
 
-    As CUDA does: entries are indices or beginnings of UUIDs, the first bad one ends the list.
+    As CUDA does: entries are indices or beginnings of UUIDs, the first bad one ends the list, and a
+    GPU named twice leaves none.
     """
     if visible is None:
         return list(range(len(uuids)))
@@ -77,8 +78,10 @@ def chosen(visible: str | None, uuids: Sequence[str]) -> list[int]:
             matches = [int(word)] if int(word) < len(uuids) else []
         else:
             matches = [i for i, uuid in enumerate(uuids) if word and uuid.startswith(word)]
-        if len(matches) != 1 or matches[0] in found:
+        if len(matches) != 1:
             break
+        if matches[0] in found:
+            return []
         found += matches
     return found
 

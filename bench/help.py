@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import conf
 from rich.console import Console
 from rich.table import Table
+
+import conf
 
 __all__ = ["print_help"]
 
@@ -42,8 +44,9 @@ def _keys(text: str) -> Iterator[tuple[str, str, str]]:
             yield section + key.strip(), value.strip(), meaning.strip()
 
 
-def print_help(console: Console) -> None:
+def print_help() -> None:
     """Print usage, groups and keys."""
+    console = Console() if sys.stdout.isatty() else Console(width=150)
     folder = Path(conf.__file__).parent
     text = (folder / "config.yaml").read_text()
     console.print("python -m bench KEY=VALUE …      run one cell")

@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 
 from adapters.protocol import Capabilities, ScheduleRule
-
 from bench.errors import UserError
 from bench.expand import Sweep, expand
 from bench.factors import Balance, Factors, Library, Settings
@@ -94,7 +93,7 @@ def _section(value: object) -> object:
 
 
 def _plain(value: object) -> object:
-    return _section(value) if is_dataclass(value) else value
+    return _section(value) if is_dataclass(value) else value  # type: ignore[arg-type]
 
 
 @functools.lru_cache
@@ -115,9 +114,7 @@ def _parameters(model_key: tuple[object, str, int], cache_dir: Path) -> tuple[in
 
 
 @functools.lru_cache(maxsize=4096)
-def _cut(
-    model_key: tuple[object, str, int], balance: Balance, model_stages: int, cache_dir: Path
-) -> tuple[int, ...]:
+def _cut(model_key: tuple[object, str, int], balance: Balance, model_stages: int, cache_dir: Path) -> tuple[int, ...]:
     return partition(balance, _parameters(model_key, cache_dir), model_stages)
 
 
@@ -209,15 +206,14 @@ def _check(factors: Factors, can: Capabilities, settings: Settings) -> tuple[int
     model_key = (factors.model, factors.granularity, factors.num_classes)
     cache = settings.results_dir / ".cache"
     layers = len(_parameters(model_key, cache))
-    if can.stages_are == "devices":
-        if factors.stages * factors.virtual_stages > layers:
-            raise UserError(
-                "stages",
-                factors.stages,
-                f"{factors.model.name} at granularity={factors.granularity} has {layers} layers for "
-                f"{factors.stages * factors.virtual_stages} stages",
-                "choose fewer stages or granularity=op",
-            )
+    if can.stages_are == "devices" and factors.stages * factors.virtual_stages > layers:
+        raise UserError(
+            "stages",
+            factors.stages,
+            f"{factors.model.name} at granularity={factors.granularity} has {layers} layers for "
+            f"{factors.stages * factors.virtual_stages} stages",
+            "choose fewer stages or granularity=op",
+        )
     problem = _problem(factors, can, settings)
     if problem is not None:
         raise UserError(problem[0], _shown(factors, settings, problem[0]), *problem[1:])

@@ -117,9 +117,7 @@ def load(path: Path) -> Record:
     try:
         data = json.loads(path.read_text())
         if data["schema_version"] != SCHEMA_VERSION:
-            raise RecordError(
-                f"{path}: schema_version {data['schema_version']}, this program reads {SCHEMA_VERSION}"
-            )
+            raise RecordError(f"{path}: schema_version {data['schema_version']}, this program reads {SCHEMA_VERSION}")
         return from_json(data)
     except RecordError:
         raise

@@ -6,10 +6,10 @@ import functools
 import importlib
 from pathlib import Path
 
-import conf
 import yaml
-from adapters.protocol import Capabilities
 
+import conf
+from adapters.protocol import Capabilities
 from bench.factors import Library
 
 __all__ = ["capabilities", "libraries"]

@@ -19,7 +19,7 @@ from bench import claim, record
 from bench.environment import describe
 from bench.factors import Factors, Settings
 from bench.hardware import Gpu, device_locks, visible_gpus
-from bench.jobs import Job, Message, RankResult, StageResult, to_json
+from bench.jobs import Job, Message, RankResult, StageResult, Status, to_json
 from bench.launch import Interrupted, Outcome, launch
 from bench.plan import Cell, versions_of
 from bench.record import Record, Step
@@ -89,16 +89,20 @@ def unsupported(cell: Cell, settings: Settings, trial: int) -> Record:
 
 def bury_dead(results_dir: Path) -> list[Record]:
     """Turn the claims of processes that are gone into ``interrupted`` records."""
-    buried = []
     with claim.lock(results_dir):
-        for name, found in claim.dead(results_dir):
-            if not (record.records_dir(results_dir) / f"{found.run_id}.json").exists():
-                made = record.from_json(found.record)
-                reason = f"its process {found.pid} on {found.host} is gone without a record"
-                made = replace(made, status="interrupted", fail_reason=reason)
-                record.write(made, results_dir)
-                buried.append(made)
-            claim.release(results_dir, name)
+        return _bury_locked(results_dir)
+
+
+def _bury_locked(results_dir: Path) -> list[Record]:
+    buried = []
+    for name, found in claim.dead(results_dir):
+        if not (record.records_dir(results_dir) / f"{found.run_id}.json").exists():
+            made = record.from_json(found.record)
+            reason = f"its process {found.pid} on {found.host} is gone without a record"
+            made = replace(made, status="interrupted", fail_reason=reason)
+            record.write(made, results_dir)
+            buried.append(made)
+        claim.release(results_dir, name)
     return buried
 
 
@@ -137,22 +141,40 @@ def _double_record(results_dir: Path, run_id: str) -> Record | None:
         return None
 
 
-def run_cell(
-    cell: Cell, settings: Settings, trial: int, on_message: Callable[[Message], None] | None = None
-) -> Record:
+def run_cell(cell: Cell, settings: Settings, trial: int, on_message: Callable[[Message], None] | None = None) -> Record:
     """Run a valid cell and write its record, whatever happens.
 
-    Raises Busy where another process holds the cell, and Interrupted (after the record is written)
-    where SIGINT or SIGTERM came.
+    Raises Busy where another process holds the cell.  Interrupted, where SIGINT or SIGTERM came, and
+    an error of the harness itself, or of ``on_message``, pass through after the record is written.
     """
     blank = _blank(cell, settings, trial)
     name = f"{cell.id}-t{trial}-{cell.hardware}"
     with claim.lock(settings.results_dir):
+        _bury_locked(settings.results_dir)  # another's process may have died since the sweep began
         holder = claim.take(settings.results_dir, name, claim.Claim.own(blank.run_id, to_json(blank)))
     if holder is not None:
-        raise Busy(f"{name} is being run by process {holder.pid} on {holder.host}")
-    interrupted = None
+        where = claim.claims_dir(settings.results_dir) / f"{name}.json"
+        raise Busy(f"{name} is being run by process {holder.pid} on {holder.host}; if it is gone, remove {where}")
+    try:
+        made, stop = _run_claimed(cell, settings, blank, on_message)
+    except BaseException as error:
+        status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
+        reason = " ".join(f"the harness itself failed: {type(error).__name__}: {error}".split())
+        record.write(replace(blank, status=status, fail_phase="plan", fail_reason=reason), settings.results_dir)
+        claim.release(settings.results_dir, name)
+        raise
+    record.write(made, settings.results_dir)
+    claim.release(settings.results_dir, name)
+    if stop is not None:
+        raise stop
+    return made
+
+
+def _run_claimed(
+    cell: Cell, settings: Settings, blank: Record, on_message: Callable[[Message], None] | None
+) -> tuple[Record, Interrupted | None]:
     started = time.monotonic()
+    stop = None
     double_run = f"parity-{_double_key(cell)}"
     known = _double_record(settings.results_dir, double_run)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
@@ -164,15 +186,10 @@ def run_cell(
                 environment=_environment(cell.factors),
                 on_message=on_message,
             )
-        except Interrupted as stop:
-            outcome, interrupted = stop.outcome, stop
+        except Interrupted as interrupted:
+            outcome, stop = interrupted.outcome, interrupted
     made = _finish(blank, outcome, time.monotonic() - started)
-    made = _with_double(made, known, double_run, settings.results_dir)
-    record.write(made, settings.results_dir)
-    claim.release(settings.results_dir, name)
-    if interrupted is not None:
-        raise interrupted
-    return made
+    return _with_double(made, known, double_run, settings.results_dir), stop
 
 
 def _environment(factors: Factors) -> dict[str, str]:
@@ -257,8 +274,9 @@ def _with_double(made: Record, known: Record | None, run_id: str, results_dir: P
             made,
             kind="parity",
             run_id=run_id,
-            status="ok" if made.parity_double.passed else "parity_failed",
-            fail_reason="" if made.parity_double.passed else made.fail_reason,
+            status="ok",
+            fail_phase="",
+            fail_reason="",
             parity=None,
             steps=(),
             stages=(),
@@ -266,7 +284,7 @@ def _with_double(made: Record, known: Record | None, run_id: str, results_dir: P
             fixed_cost_s=None,
             phases={},
         )
-        record.write(own, results_dir)
+        record.write(_judged(own), results_dir)
     return replace(made, parity_double_run=run_id if made.parity_double is not None else "")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,9 +17,7 @@ __all__ = ["build_model"]
 _REMEDY = "give model.target=package.module.function, a function that returns a flat nn.Sequential"
 
 
-def build_model(
-    model: Model, *, granularity: str, num_classes: int, seed: int, dtype: torch.dtype
-) -> nn.Sequential:
+def build_model(model: Model, *, granularity: str, num_classes: int, seed: int, dtype: torch.dtype) -> nn.Sequential:
     """The model with the weights that ``seed`` gives it in float32, cast to ``dtype``.
 
     A user's own function gets ``granularity`` and ``num_classes`` where its signature takes them,
@@ -30,7 +29,7 @@ def build_model(
         function = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError("model.target", model.target, f"cannot be imported ({error})", _REMEDY) from error
-    options = dict(model.options)
+    options: dict[str, Any] = dict(model.options)
     takes = inspect.signature(function).parameters
     anything = any(p.kind is p.VAR_KEYWORD for p in takes.values())
     for key, value in {"granularity": granularity, "num_classes": num_classes}.items():
@@ -47,11 +46,10 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         built = function(**options)
-    _check(model, built)
-    return built.to(dtype)
+    return _check(model, built).to(dtype)
 
 
-def _check(model: Model, built: object) -> None:
+def _check(model: Model, built: object) -> nn.Sequential:
     if not isinstance(built, nn.Sequential) or len(built) == 0:
         raise UserError(
             "model.target", model.target, f"returned {type(built).__name__}, not a non-empty nn.Sequential", _REMEDY
@@ -65,3 +63,4 @@ def _check(model: Model, built: object) -> None:
                 f"layer {index} ({type(layer).__name__}) works in place, which no pipeline stage may start with",
                 "build it with inplace=False",
             )
+    return built

@@ -66,8 +66,8 @@ def _ops(block: nn.Module) -> list[nn.Module]:
         layers += [Fork(conv) if i == 1 else OnActivations(conv), OnActivations(norm)]
         if i < count:
             layers.append(OnActivations(nn.ReLU()))
-    if block.downsample is not None:
-        layers += [OnSkip(op) for op in block.downsample]
+    if isinstance(block.downsample, nn.Module):
+        layers += [OnSkip(op) for op in block.downsample.children()]
     return [*layers, Join(), nn.ReLU()]
 
 

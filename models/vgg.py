@@ -54,9 +54,7 @@ def _grouped(ops: list[nn.Module]) -> list[nn.Module]:
     return [group[0] if len(group) == 1 else nn.Sequential(*group) for group in groups]
 
 
-def _build(
-    make: Callable[..., source.VGG], granularity: str, num_classes: int, hidden: int
-) -> nn.Sequential:
+def _build(make: Callable[..., source.VGG], granularity: str, num_classes: int, hidden: int) -> nn.Sequential:
     # torchvision's own classifier would cost 120 M parameters that ``hidden`` throws away; on the
     # meta device it costs nothing, and its features are then initialised by torchvision's own rule.
     with torch.device("meta"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,13 +12,22 @@ import torch
 from torch import nn
 
 from adapters.protocol import Pipeline, Task
-from bench.factors import Factors, Optimizer
+from bench.factors import Factors, Model, Optimizer
 from bench.jobs import Job
 from bench.worker.ranks import Ranks
 from bench.worker.stage_hooks import Counts
 from models.build import build_model
 
-__all__ = ["ReadBackError", "Work", "build", "check_built", "check_counts", "make_model", "make_optimizer"]
+__all__ = [
+    "ReadBackError",
+    "Work",
+    "build",
+    "check_built",
+    "check_counts",
+    "forget_model",
+    "make_model",
+    "make_optimizer",
+]
 
 
 class ReadBackError(RuntimeError):
@@ -38,16 +49,21 @@ def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(output, target)
 
 
+@functools.lru_cache(maxsize=1)
+def _pristine(model: Model, granularity: str, num_classes: int, seed: int) -> nn.Sequential:
+    """Drawing the weights takes longer than copying them, and parity needs them up to four times."""
+    return build_model(model, granularity=granularity, num_classes=num_classes, seed=seed, dtype=torch.float32)
+
+
+def forget_model() -> None:
+    """Free the weights kept for further builds of this process."""
+    _pristine.cache_clear()
+
+
 def make_model(factors: Factors, work: Work) -> nn.Sequential:
     """The seeded model on the CPU; without ``work.dropout`` every Dropout has p = 0."""
-    model = build_model(
-        factors.model,
-        granularity=factors.granularity,
-        num_classes=factors.num_classes,
-        seed=factors.seed,
-        dtype=work.dtype,
-    )
-    model.train()
+    kept = _pristine(factors.model, factors.granularity, factors.num_classes, factors.seed)
+    model = copy.deepcopy(kept).to(work.dtype).train()
     if not work.dropout:
         for module in model.modules():
             if isinstance(module, nn.modules.dropout._DropoutNd):
@@ -112,9 +128,7 @@ def check_built(job: Job, ranks: Ranks, work: Work, pipeline: Pipeline) -> None:
     _differ("layers of all ranks", list(range(sum(job.partition))), everywhere)
     optimizer = pipeline.optimizer()
     trained = {id(p) for group in (optimizer.param_groups if optimizer else ()) for p in group["params"]}
-    missing = [
-        i for i, layer in pipeline.layers().items() for p in layer.parameters() if id(p) not in trained
-    ]
+    missing = [i for i, layer in pipeline.layers().items() for p in layer.parameters() if id(p) not in trained]
     _differ("layers that the optimizer leaves out", [], missing)
     for group in optimizer.param_groups if optimizer else ():
         for key, value in {"lr": work.optimizer.lr, "momentum": work.optimizer.momentum}.items():

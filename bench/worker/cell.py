@@ -14,7 +14,7 @@ from adapters.protocol import Capabilities, Pipeline
 from bench.jobs import Job, RankResult, StageResult
 from bench.registry import capabilities
 from bench.worker import memory, parity
-from bench.worker.build import Work, build
+from bench.worker.build import Work, build, forget_model
 from bench.worker.channel import Channel
 from bench.worker.data import loader, synthetic
 from bench.worker.measure import device_lock, foreign_load, run_steps
@@ -63,12 +63,11 @@ def run_rank(job: Job, rank: int, channel: Channel) -> RankResult:
     channel.phase("build")
     work = Work(dtype=dtype, batch_size=job.factors.batch_size, optimizer=job.factors.optimizer, dropout=True)
     pipeline = build(job, ranks, work)
+    forget_model()
     ranks.release_memory()
     next_batch = _batches(job, pipeline, work)
     with device_lock(ranks, channel, job.lock_paths), foreign_load(ranks) as load:
-        steps = run_steps(
-            ranks, channel, pipeline, next_batch, warmup_steps=job.warmup_steps, steps=job.steps
-        )
+        steps = run_steps(ranks, channel, pipeline, next_batch, warmup_steps=job.warmup_steps, steps=job.steps)
         busy = load()
 
     channel.phase("memory")
@@ -121,10 +120,7 @@ def _stage(
 ) -> StageResult:
     bounds = [sum(job.partition[:i]) for i in range(len(job.partition) + 1)]
     layers = tuple(
-        layer
-        for k in sorted(pipeline.stages())
-        if lane(k) == stage
-        for layer in range(bounds[k], bounds[k + 1])
+        layer for k in sorted(pipeline.stages()) if lane(k) == stage for layer in range(bounds[k], bounds[k + 1])
     )
     live = pipeline.layers()
     parameters = [p for layer in layers for p in live[layer].parameters()]

@@ -35,9 +35,7 @@ def loader(factors: Factors, dtype: torch.dtype) -> Iterator[tuple[torch.Tensor,
     from torchvision import datasets, transforms  # type: ignore[import-untyped]
 
     size = factors.image_size
-    resize = transforms.Compose(
-        [transforms.Resize(size), transforms.CenterCrop(size), transforms.ToTensor()]
-    )
+    resize = transforms.Compose([transforms.Resize(size), transforms.CenterCrop(size), transforms.ToTensor()])
     if factors.data.name == "imagefolder":
         dataset = datasets.ImageFolder(factors.data.path, transform=resize)
     else:

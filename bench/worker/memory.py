@@ -109,7 +109,7 @@ def _cuda_peaks(
     }
 
 
-def _cpu_peaks(pipeline: Pipeline, batch: Any, lane: Callable[[int], int]) -> dict[int, tuple[int, None]]:
+def _cpu_peaks(pipeline: Pipeline, batch: Any, lane: Callable[[int], int]) -> dict[int, tuple[int, int | None]]:
     stages = pipeline.stages()
     lanes = sorted({lane(k) for k in stages})
     live = _LiveStorages(lanes[0])

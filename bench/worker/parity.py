@@ -24,8 +24,10 @@ __all__ = ["PARITY_OPTIMIZER", "ParityOutcome", "check", "check_double"]
 
 PARITY_OPTIMIZER = Optimizer(lr=0.1, momentum=0.9)
 TOLERANCES = {"fp32": (1e-6, 2e-5), "fp64": (1e-10, 1e-10)}
-# Tolerance in tf32 and bf16, and floor of it in float32 where m is no power of two, as a multiple
-# of the reference's own difference between two micro-batch orders.
+# tf32 and bf16 have no tolerance but a multiple of the reference's own difference between two orders
+# of the micro-batches.  Where float32 or float64 misses its tolerance, the same multiple is allowed
+# if it is larger: a model that amplifies rounding (BatchNorm over two values, say) misses it against
+# itself, and no library could meet it.
 NOISE_FACTOR = 3.0
 DOUBLE_STEPS = 3
 DOUBLE_SAMPLES = 2
@@ -82,23 +84,9 @@ def _compare(
     job: Job, ranks: Ranks, channel: Channel, work: Work, precision: str, steps: int, calls: int
 ) -> ParityOutcome:
     set_precision(precision)
-    needs_noise = precision not in TOLERANCES or (
-        precision == "fp32" and job.factors.micro_batches & (job.factors.micro_batches - 1) != 0
-    )
-    path, unchecked = None, ""
     with _deterministic():
-        if ranks.rank == 0:
-            path, unchecked = reference.obtain(
-                job.factors,
-                work,
-                steps,
-                ranks.devices[0],
-                noise=needs_noise,
-                cache_dir=Path(job.cache_dir),
-                channel=channel,
-            )
-            ranks.release_memory()
-        path, unchecked = ranks.gather((path, unchecked))[0]
+        noisy = precision not in TOLERANCES
+        path, unchecked = _reference(job, ranks, channel, work, steps, noise=noisy)
         pipeline = build(job, ranks, work)
         try:
             gradient, update, buffers, counts = _train(job, ranks, channel, pipeline, work, steps, calls)
@@ -107,8 +95,8 @@ def _compare(
             del pipeline
             gc.collect()
             ranks.release_memory()
-    set_precision(job.factors.precision)
     if path is None:
+        set_precision(job.factors.precision)
         return ParityOutcome(result=None, unchecked=unchecked, counts=counts)
     known = reference.read(path)
     gathered = ranks.gather(
@@ -121,9 +109,14 @@ def _compare(
     (grad_error, grad_layer), (update_error, update_layer), (buffer_error, _) = (
         max(errors) for errors in zip(*gathered, strict=True)
     )
-    floor = TOLERANCES.get(precision, (0.0, 0.0))
-    grad_tolerance = max(floor[0], NOISE_FACTOR * known.noise_gradient)
-    update_tolerance = max(floor[1], NOISE_FACTOR * known.noise_update)
+    grad_floor, update_floor = TOLERANCES.get(precision, (0.0, 0.0))
+    if not noisy and (grad_error > grad_floor or update_error > update_floor):
+        with _deterministic():
+            path, unchecked = _reference(job, ranks, channel, work, steps, noise=True)
+        known = known if path is None else reference.read(path)
+    set_precision(job.factors.precision)
+    grad_tolerance = max(grad_floor, NOISE_FACTOR * known.noise_gradient)
+    update_tolerance = max(update_floor, NOISE_FACTOR * known.noise_update)
     result = ParityResult(
         precision=precision,
         batch_size=work.batch_size,
@@ -141,6 +134,21 @@ def _compare(
     )
     ranks.barrier()
     return ParityOutcome(result=result, unchecked="", counts=counts)
+
+
+def _reference(
+    job: Job, ranks: Ranks, channel: Channel, work: Work, steps: int, *, noise: bool
+) -> tuple[Path | None, str]:
+    """The reference's file, obtained by rank 0 while the others wait."""
+    found: tuple[Path | None, str] = (None, "")
+    if ranks.rank == 0:
+        cache = Path(job.cache_dir)
+        found = reference.obtain(
+            job.factors, work, steps, ranks.devices[0], noise=noise, cache_dir=cache, channel=channel
+        )
+        ranks.release_memory()
+    first: tuple[Path | None, str] = ranks.gather(found)[0]
+    return first
 
 
 Tensors = dict[int, torch.Tensor]
@@ -188,8 +196,7 @@ def _train(
 
 def _gradients(layers: Mapping[int, torch.nn.Module]) -> Tensors:
     return {
-        i: reference.flat([p.grad for p in layer.parameters() if p.grad is not None])
-        for i, layer in layers.items()
+        i: reference.flat([p.grad for p in layer.parameters() if p.grad is not None]) for i, layer in layers.items()
     }
 
 

@@ -108,8 +108,7 @@ def _train(
                 channel.alive("computing the parity reference")
         if step == steps - 1:
             gradient = {
-                i: flat([p.grad for p in layer.parameters() if p.grad is not None])
-                for i, layer in enumerate(model)
+                i: flat([p.grad for p in layer.parameters() if p.grad is not None]) for i, layer in enumerate(model)
             }
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -221,6 +220,4 @@ def read(path: Path) -> Reference:
 
 def layer_tensors(layers: Mapping[int, nn.Module], *, buffers: bool = False) -> dict[int, torch.Tensor]:
     """Parameters (or buffers) of live layers, each layer's flattened together."""
-    return {
-        i: flat(list(layer.buffers() if buffers else layer.parameters())) for i, layer in layers.items()
-    }
+    return {i: flat(list(layer.buffers() if buffers else layer.parameters())) for i, layer in layers.items()}

@@ -57,9 +57,7 @@ class StageHooks:
     def _after(self, stage: int) -> Callable[..., None]:
         def after(module: nn.Module, args: Any, output: Any) -> None:
             self._leave(stage, in_backward())
-            first = next(
-                (t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad), None
-            )
+            first = next((t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad), None)
             if first is not None:
                 first.register_hook(lambda gradient: self._backward(stage))
 

@@ -20,7 +20,7 @@ from bench.worker.channel import Channel
 from bench.worker.ranks import join
 
 sys.path.insert(0, str(Path(__file__).parent))
-from sabotage import sabotaged  # noqa: E402
+from sabotage import sabotaged
 
 
 def main() -> None:
