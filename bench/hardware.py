@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
 import platform
 import re
@@ -71,13 +72,16 @@ def chosen(visible: str | None, uuids: Sequence[str]) -> list[int]:
     """
     if visible is None:
         return list(range(len(uuids)))
+    words = [word.strip() for word in visible.split(",")]
+    named = list(itertools.takewhile(re.compile(r"\d+$|GPU-").match, words))
+    if len(set(named)) < len(named):
+        return []
     found: list[int] = []
-    for entry in visible.split(","):
-        word = entry.strip()
-        if re.fullmatch(r"\d+", word):
+    for word in named:
+        if word.isdigit():
             matches = [int(word)] if int(word) < len(uuids) else []
         else:
-            matches = [i for i, uuid in enumerate(uuids) if word and uuid.startswith(word)]
+            matches = [i for i, uuid in enumerate(uuids) if uuid.startswith(word)]
         if len(matches) != 1:
             break
         if matches[0] in found:
