@@ -25,7 +25,7 @@ from bench.plan import Cell, versions_of
 from bench.record import Record, Step
 from bench.registry import capabilities
 
-__all__ = ["Busy", "bury_dead", "done", "run_cell", "unsupported"]
+__all__ = ["Busy", "bury_dead", "done", "make_job", "run_cell", "unsupported", "worker_environment"]
 
 _counter = itertools.count()
 
@@ -180,10 +180,10 @@ def _run_claimed(
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         try:
             outcome = launch(
-                _job(cell, settings, blank.run_id, folder, double=known is None),
+                make_job(cell, settings, blank.run_id, folder, double=known is None),
                 settings.results_dir / blank.log,
                 wall_limit_s=settings.wall_limit_s,
-                environment=_environment(cell.factors),
+                environment=worker_environment(cell.factors),
                 on_message=on_message,
             )
         except Interrupted as interrupted:
@@ -192,16 +192,20 @@ def _run_claimed(
     return _with_double(made, known, double_run, settings.results_dir), stop
 
 
-def _environment(factors: Factors) -> dict[str, str]:
+def worker_environment(factors: Factors) -> dict[str, str]:
+    """The variables that the library needs in each process of the cell."""
     can = capabilities(factors.library)
-    extensions = os.environ.get("TORCH_EXTENSIONS_DIR") or str(
-        Path(__file__).resolve().parent.parent / ".cache" / "torch_extensions"
-    )
     asked = {key: value.format(device=factors.device) for key, value in can.environment.items()}
-    return {"TORCH_EXTENSIONS_DIR": extensions, **asked}
+    checkout = Path(__file__).resolve().parent.parent
+    # An installed package leaves torch's own default, which is the user's cache folder.
+    if "TORCH_EXTENSIONS_DIR" not in os.environ and (checkout / "pyproject.toml").exists():
+        asked["TORCH_EXTENSIONS_DIR"] = str(checkout / ".cache" / "torch_extensions")
+    return asked
 
 
-def _job(cell: Cell, settings: Settings, run_id: str, folder: str, *, double: bool) -> Job:
+def make_job(cell: Cell, settings: Settings, run_id: str, folder: str, *, double: bool) -> Job:
+    """The job of a valid cell; ``folder`` is empty and holds the rendezvous, ``double`` asks for the
+    float64 parity run."""
     gpus = _gpus(cell, settings)
     return Job(
         run_id=run_id,
