@@ -25,9 +25,17 @@ from bench.plan import Cell, versions_of
 from bench.record import Record, Step
 from bench.registry import capabilities
 
-__all__ = ["Busy", "bury_dead", "done", "make_job", "run_cell", "unsupported", "worker_environment"]
+__all__ = ["Busy", "Stopped", "bury_dead", "done", "make_job", "run_cell", "unsupported", "worker_environment"]
 
 _counter = itertools.count()
+
+
+class Stopped(Interrupted):
+    """An interrupted run whose ``record`` is written."""
+
+    def __init__(self, stop: Interrupted, record: Record) -> None:
+        super().__init__(stop.number, stop.outcome)
+        self.record = record
 
 
 class Busy(Exception):
@@ -144,7 +152,7 @@ def _double_record(results_dir: Path, run_id: str) -> Record | None:
 def run_cell(cell: Cell, settings: Settings, trial: int, on_message: Callable[[Message], None] | None = None) -> Record:
     """Run a valid cell and write its record, whatever happens.
 
-    Raises Busy where another process holds the cell.  Interrupted, where SIGINT or SIGTERM came, and
+    Raises Busy where another process holds the cell.  Stopped, where SIGINT or SIGTERM came, and
     an error of the harness itself, or of ``on_message``, pass through after the record is written.
     """
     blank = _blank(cell, settings, trial)
@@ -166,7 +174,7 @@ def run_cell(cell: Cell, settings: Settings, trial: int, on_message: Callable[[M
     record.write(made, settings.results_dir)
     claim.release(settings.results_dir, name)
     if stop is not None:
-        raise stop
+        raise Stopped(stop, made) from None
     return made
 
 

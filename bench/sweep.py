@@ -13,10 +13,9 @@ from bench.collect import collect
 from bench.errors import UserError
 from bench.factors import Settings
 from bench.jobs import Message
-from bench.launch import Interrupted
 from bench.plan import Cell
 from bench.record import Record, load_all, records_dir
-from bench.run import Busy, bury_dead, done, run_cell, unsupported
+from bench.run import Busy, Stopped, bury_dead, done, run_cell, unsupported
 from bench.table import comparison, console, footnotes
 
 __all__ = ["check_writable", "sweep"]
@@ -81,7 +80,7 @@ def sweep(cells: Sequence[Cell], settings: Settings) -> list[Record]:
     """Run every cell for every trial, trials outermost so that a slow drift falls on all cells alike.
 
     Cells of a sweep that are done already are not run again.  Always ends with the CSVs, the table
-    and the name of every failure; Interrupted passes through after that.
+    and the name of every failure; Stopped passes through after that.
     """
     check_writable(settings.results_dir)
     for buried in bury_dead(settings.results_dir):
@@ -91,7 +90,7 @@ def sweep(cells: Sequence[Cell], settings: Settings) -> list[Record]:
     finished = done(settings.results_dir) if len(runs) > 1 else set()
     made: list[Record] = []
     old = 0
-    stop: Interrupted | None = None
+    stop: Stopped | None = None
     start = time.monotonic()
     for number, (cell, trial) in enumerate(runs, 1):
         if cell.problem is not None:
@@ -106,8 +105,9 @@ def sweep(cells: Sequence[Cell], settings: Settings) -> list[Record]:
         except Busy as busy:
             out.print(f"skipped: {busy}", highlight=False)
             continue
-        except Interrupted as interrupted:
-            stop = interrupted
+        except Stopped as stopped:
+            stop = stopped
+            made.append(stopped.record)
             break
         _say(out, made[-1], number, len(runs), start)
     _report(out, cells, settings, made, old)

@@ -1,4 +1,5 @@
-"""A rank that does what it is told: ``STANDIN`` holds, for each rank, a list of actions as JSON.
+"""A rank that does what it is told: ``STANDIN`` holds, for each rank, a list of actions as JSON (or
+that for each library's name).
 
 It talks to the launcher through the worker's own channel, without torch, so that a fault takes
 milliseconds.  Each process it stands for leaves its id as a file in ``STANDIN_PIDS``.
@@ -28,8 +29,10 @@ def _leave_id(pid: int) -> None:
     (Path(os.environ["STANDIN_PIDS"]) / str(pid)).touch()
 
 
-def _do(channel: Channel, fd: int, action: str, value: str) -> None:
-    if action == "phase":
+def _do(job: Job, channel: Channel, fd: int, action: str, value: str) -> None:
+    if action == "job":
+        Path(value).write_text(job.dumps())
+    elif action == "phase":
         channel.phase(value)
     elif action == "step":
         channel.step(int(value))
@@ -49,7 +52,7 @@ def _do(channel: Channel, fd: int, action: str, value: str) -> None:
     elif action == "exit":
         os._exit(int(value))
     elif action == "result":
-        channel.result(to_json(_result(channel.rank)))
+        channel.result({**to_json(_result(channel.rank)), **json.loads(value or "{}")})
     elif action == "print":
         print(value, flush=True)
     elif action == "raw":
@@ -69,9 +72,12 @@ def main(job_file: str, rank: int, fd: int) -> None:
     die_with_parent(job.parent_pid)
     _leave_id(os.getpid())
     channel = Channel(rank, fd)
-    for line in json.loads(os.environ["STANDIN"])[rank]:
+    scripts = json.loads(os.environ["STANDIN"])
+    if isinstance(scripts, dict):
+        scripts = scripts[job.factors.library.name]
+    for line in scripts[rank]:
         action, _, value = line.partition(" ")
-        _do(channel, fd, action, value)
+        _do(job, channel, fd, action, value)
 
 
 if __name__ == "__main__":
