@@ -6,6 +6,7 @@ import functools
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -82,7 +83,8 @@ def test_trials_are_outermost_and_a_failure_stops_nothing(
     assert "[1/4] torch resnet18 stages=2 micro_batches=4 cpu trial=0" in said
     for record in made[::2]:
         log = results / record.log
-        assert f"FAILED {record.run_id}: error in warmup: rank 0 ValueError: the cause; log: {log}" in said
+        # Both ranks fail at the same moment, so either may be the first.
+        assert re.search(rf"FAILED {record.run_id}: error in warmup: rank [01] ValueError: the cause; log: {log}", said)
         assert log.is_file()
     assert f"records: {results / 'records'}; CSVs: {results}" in said
     assert all((results / f"{name}.csv").is_file() for name in ("runs", "stages", "steps"))
@@ -166,7 +168,8 @@ def test_an_interrupted_sweep_ends_with_table_and_csvs(
         sweep(cells, settings)
     assert _runs(results) == [("torch", 0, "ok"), ("ddp", 0, "interrupted")]
     said = capfd.readouterr().out
-    assert "interrupted in warmup: ended by SIGTERM" in said
+    # The phase is that of the rank furthest behind, which may not have got to the warm-up yet.
+    assert re.search(r"FAILED ddp\S+: interrupted in (build|warmup): ended by SIGTERM", said)
     assert "ddp" in (results / "runs.csv").read_text()
     assert list((results / "claims").glob("*.json")) == []
 
