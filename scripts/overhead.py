@@ -25,9 +25,9 @@ sys.path.insert(0, str(PROJECT))
 
 from bench.jobs import Job, RankResult, to_json  # noqa: E402
 
-PAIRS = 120
+PAIRS = 200
 WARMUP = 5
-CELL = ["batch_size=16", "image_size=32", "micro_batches=4", "stages=2", "device=cpu", "seed=0"]
+CELL = ["batch_size=8", "image_size=32", "micro_batches=2", "stages=2", "device=cpu", "seed=0"]
 LIBRARIES = ("single", "ddp", "torchgpipe", "fairscale", "deepspeed", "torch")
 
 
