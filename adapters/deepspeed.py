@@ -32,6 +32,8 @@ capabilities = Capabilities(
     notes=(
         "each step broadcasts the mean loss from the last stage to all ranks (part of train_batch)",
         "recomputation advances BatchNorm statistics a second time",
+        "copies each micro-batch when it is loaded, each input of a stage before its forward, and each received "
+        "activation",
     ),
 )
 
@@ -80,11 +82,14 @@ class DeepSpeedPipeline:
         self.engine.pipeline_enable_backward_allreduce = False
 
     def place(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        # The engine takes the input on the first stage and the target on the last, and nothing else.
         m = self.task.micro_batches
-        ends = self.task.rank in (0, self.task.stages - 1)
-        if not ends:
+        first, last = self.task.rank == 0, self.task.rank == self.task.stages - 1
+        if not first and not last:
             return []
-        return list(zip(x.to(self.device).chunk(m), y.to(self.device).chunk(m), strict=True))
+        xs = x.to(self.device).chunk(m) if first else [None] * m
+        ys = y.to(self.device).chunk(m) if last else [None] * m
+        return list(zip(xs, ys, strict=True))
 
     def step(self, batch: Any) -> torch.Tensor | None:
         loss: torch.Tensor = self.engine.train_batch(iter(batch) if batch else None)
