@@ -334,10 +334,15 @@ def main(arguments: Sequence[str]) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*rows[0], title="plan")
+    # What is the same in all rows goes to the title.
+    fixed = ("id", "library", "model", "stages", "micro_batches", "partition", "done", "reason")
+    same = [k for k in rows[0] if k not in fixed and len({row[k] for row in rows}) == 1]
+    table = Table(
+        *(k for k in rows[0] if k not in same), title=" ".join(f"{k}={rows[0][k]}" for k in same), title_justify="left"
+    )
     for row in rows:
-        table.add_row(*map(str, row.values()))
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+        table.add_row(*(str(value) for key, value in row.items() if key not in same))
+    Console(width=None if sys.stdout.isatty() else 190).print(table)
     valid = sum(not cell.problem for cell in cells)
     runs = valid * len(sweep.settings.trials)
     print(f"{len(cells)} cells, {valid} valid, {runs} runs, {sum(int(str(r['done'])) for r in rows)} done")

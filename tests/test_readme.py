@@ -1,0 +1,45 @@
+"""What README shows is what the named commands print."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[1]
+README = (PROJECT / "README.md").read_text()
+
+
+def block(command: str) -> str:
+    """The fenced text that follows the mention of a command."""
+    return re.search(re.escape(f"<!-- {command} -->") + r"\n+```text\n(.*?)```", README, re.DOTALL)[1]  # type: ignore[index]
+
+
+def test_the_table_is_printed_by_its_command() -> None:
+    command = "python -m bench.table results/measured/demo"
+    done = subprocess.run(
+        [sys.executable, *command.split()[1:]], cwd=PROJECT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert [line.rstrip() for line in done.stdout.splitlines()] == [
+        line.rstrip() for line in block(command).splitlines()
+    ]
+
+
+@pytest.mark.parametrize("line", re.findall(r"python -m bench(?:\.plan)? [^\n`#|]+", README))
+def test_every_command_in_it_is_understood(line: str, tmp_path: Path) -> None:
+    """Each is planned, not run: what is wrong on this machine (GPUs, data, a module of the user's) may be said."""
+    words = [w.replace("\\|", "|") for w in line.split()[3:] if w not in ("-m", "--help")]
+    if "…" in line or "KEY" in line:
+        pytest.skip("shows the form of a command")
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.plan", *words, f"results_dir={tmp_path}"],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    here_only = ("data.path", "device", "model.target", "no GPU")
+    assert done.returncode == 0 or any(w in done.stderr for w in here_only), done.stderr
