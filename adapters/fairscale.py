@@ -22,11 +22,4 @@ def build(task: Task) -> SingleProcessPipe:
     """A ``Pipe`` with exactly the asked boundaries, micro-batches and checkpointing."""
     from fairscale.nn import Pipe  # type: ignore[import-untyped]
 
-    pipe = Pipe(
-        task.model,
-        balance=list(task.partition),
-        devices=list(task.devices),
-        chunks=task.micro_batches,
-        checkpoint=task.checkpoint,
-    )
-    return SingleProcessPipe(task, pipe, list(pipe.partitions), pipe.chunks, pipe.checkpoint)
+    return SingleProcessPipe(task, Pipe)

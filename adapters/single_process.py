@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from adapters.protocol import ReadBack, Task
@@ -23,16 +23,20 @@ SHARED_NOTES = (
 class SingleProcessPipe:
     """A pipe that is called on a whole mini-batch; see ``adapters.protocol.Pipeline``.
 
-    ``partitions`` are the library's own stage modules; ``chunks`` and ``checkpoint`` are read from
-    the library's object.
+    ``make`` is the library's class; the two take the same arguments.
     """
 
-    def __init__(
-        self, task: Task, pipe: nn.Module, partitions: Sequence[nn.Module], chunks: int, checkpoint: str
-    ) -> None:
-        self.task, self.pipe, self.partitions = task, pipe, partitions
-        self._chunks, self._checkpoint = chunks, checkpoint
-        parameters = list(pipe.parameters())
+    def __init__(self, task: Task, make: Callable[..., Any]) -> None:
+        self.task = task
+        self.pipe = make(
+            task.model,
+            balance=list(task.partition),
+            devices=list(task.devices),
+            chunks=task.micro_batches,
+            checkpoint=task.checkpoint,
+        )
+        self.partitions: list[nn.Module] = list(self.pipe.partitions)
+        parameters = list(self.pipe.parameters())
         self.optim = task.make_optimizer(parameters) if parameters else None
 
     def place(self, x: torch.Tensor, y: torch.Tensor) -> Any:
@@ -60,9 +64,9 @@ class SingleProcessPipe:
     def read_back(self) -> ReadBack:
         return ReadBack(
             partition={i: len(list(p.children())) for i, p in enumerate(self.partitions)},
-            micro_batches=self._chunks,
+            micro_batches=self.pipe.chunks,
             schedule="gpipe",
-            checkpoint=self._checkpoint,
+            checkpoint=self.pipe.checkpoint,
         )
 
     def close(self) -> None:

@@ -26,11 +26,4 @@ def build(task: Task) -> SingleProcessPipe:
     """A ``GPipe`` with exactly the asked boundaries, micro-batches and checkpointing."""
     from torchgpipe import GPipe  # type: ignore[import-untyped]
 
-    pipe = GPipe(
-        task.model,
-        balance=list(task.partition),
-        devices=list(task.devices),
-        chunks=task.micro_batches,
-        checkpoint=task.checkpoint,
-    )
-    return SingleProcessPipe(task, pipe, list(pipe.partitions), pipe.chunks, pipe.checkpoint)
+    return SingleProcessPipe(task, GPipe)
