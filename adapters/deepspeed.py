@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["build", "capabilities"]
+__all__ = ["build", "capabilities", "native_partition"]
 
 capabilities = Capabilities(
     distribution="deepspeed",
@@ -25,6 +25,7 @@ capabilities = Capabilities(
     schedules=(ScheduleRule(name="1f1b"),),
     checkpoints=("never", "always"),
     several_nodes=True,
+    native_balances=dict.fromkeys(("uniform", "parameters", "regex"), ("cpu", "cuda")),
     reasons={
         "checkpoint=except_last": "activation_checkpoint_interval recomputes every micro-batch or none",
     },
@@ -123,6 +124,17 @@ class DeepSpeedPipeline:
 def build(task: Task) -> DeepSpeedPipeline:
     """An engine whose stage on this rank holds exactly the asked layers."""
     return DeepSpeedPipeline(task)
+
+
+def native_partition(rule: str, options: Mapping[str, Any], task: Task) -> tuple[int, ...]:
+    """What ``partition_method`` cuts of the flat list; ``regex`` is for the names of layers' classes."""
+    import deepspeed
+    from deepspeed.pipe import PipelineModule
+
+    deepspeed.init_distributed(dist_init_required=False)
+    method = f"type:{options['regex']}" if rule == "regex" else rule
+    module = PipelineModule(layers=list(task.model), num_stages=task.stages, partition_method=method)
+    return tuple(b - a for a, b in itertools.pairwise(module.parts))
 
 
 def _compile_extension() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from adapters.protocol import Capabilities, ScheduleRule, Task
-from adapters.single_process import SHARED_NOTES, SingleProcessPipe
+from collections.abc import Mapping
+from typing import Any
 
-__all__ = ["build", "capabilities"]
+from adapters import single_process
+from adapters.protocol import Capabilities, ScheduleRule, Task
+from adapters.single_process import NATIVE_BALANCES, NATIVE_REASONS, SHARED_NOTES, SingleProcessPipe
+
+__all__ = ["build", "capabilities", "native_partition"]
 
 capabilities = Capabilities(
     distribution="fairscale",
@@ -14,6 +18,8 @@ capabilities = Capabilities(
     stages_are="devices",
     schedules=(ScheduleRule(name="gpipe"),),
     overlap_on_cpu=False,
+    native_balances=NATIVE_BALANCES,
+    reasons=NATIVE_REASONS,
     notes=SHARED_NOTES,
 )
 
@@ -23,3 +29,10 @@ def build(task: Task) -> SingleProcessPipe:
     from fairscale.nn import Pipe  # type: ignore[import-untyped]
 
     return SingleProcessPipe(task, Pipe)
+
+
+def native_partition(rule: str, options: Mapping[str, Any], task: Task) -> tuple[int, ...]:
+    """What the library's own balancing routine picks."""
+    from fairscale.nn.pipe import balance
+
+    return single_process.native_partition(rule, task, balance)

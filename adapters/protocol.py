@@ -1,9 +1,12 @@
 """What the harness asks of a library and what it gets: the only thing an adapter must fit.
 
-An adapter is a module with two names:
+An adapter is a module with these names:
 
 * ``capabilities``: a ``Capabilities``, plain data that the plan reads without importing the library;
-* ``build(task)``: makes a ``Pipeline`` on this rank, importing the library inside the function.
+* ``build(task)``: makes a ``Pipeline`` on this rank, importing the library inside the function;
+
+and, where ``capabilities.native_balances`` names any, ``native_partition(rule, options, task)``: the
+numbers of layers that the library's own routine picks for ``task.model``, called on every rank.
 """
 
 from __future__ import annotations
@@ -48,6 +51,8 @@ class Capabilities:
     ``extra``: the project's extra that installs it.  ``ranks``: one process for all devices, or
     one a stage.  ``stages_are``: ``devices`` of a pipeline, ``replicas`` (ddp) or ``none``
     (single).  ``schedules``: the first is ``native``; empty where a schedule has no meaning.
+    ``native_balances``: the library's own routines for a partition by name (``time`` for
+    ``balance=native_time``), and the device kinds on which each runs.
     ``reasons``: ``"factor=value"`` → why it is unsupported, for messages.  ``environment``: variables that
     each process must have, "{device}" standing for cpu or cuda.  ``notes``: asymmetries
     that cannot be removed through the public API; they stand in every record.
@@ -62,6 +67,7 @@ class Capabilities:
     precisions: tuple[str, ...] = ("fp64", "fp32", "tf32", "bf16")
     several_nodes: bool = False
     overlap_on_cpu: bool = True
+    native_balances: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -73,10 +79,11 @@ class Task:
 
     ``model``: the whole flat model on the CPU, seeded and in its final dtype, the same on every
     rank; the adapter keeps what this rank needs (it may move the layers in place).
-    ``partition``: p·v numbers of layers, model stage by model stage.  ``devices``: one a stage
-    (p of them); stage i runs on ``devices[i]``.  The process group exists when
-    ``capabilities.ranks == "per_stage"`` (rank == stage or replica).  ``input_shape`` is one
-    micro-batch (N, C, H, W); ``loss``: ``loss(output, target)``, the mean over the samples given.
+    ``partition``: p·v numbers of layers, model stage by model stage; empty for
+    ``native_partition``.  ``devices``: one a stage (p of them); stage i runs on ``devices[i]``.
+    The process group exists when ``capabilities.ranks == "per_stage"`` (rank == stage or replica).
+    ``input_shape`` is one micro-batch (N, C, H, W); ``loss``: ``loss(output, target)``, the mean
+    over the samples given.
     ``make_optimizer`` turns parameters into the one optimizer of the study.
     """
 

@@ -1,4 +1,5 @@
-"""What torchgpipe and FairScale have in common: one process drives all devices, one autograd graph."""
+"""What torchgpipe and FairScale have in common: one process drives all devices, one autograd graph, and
+the same routines for a partition."""
 
 from __future__ import annotations
 
@@ -11,13 +12,36 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["SHARED_NOTES", "SingleProcessPipe"]
+__all__ = ["NATIVE_BALANCES", "NATIVE_REASONS", "SHARED_NOTES", "SingleProcessPipe", "native_partition"]
 
 SHARED_NOTES = (
     "recomputation advances BatchNorm statistics a second time",
     "the mini-batch is cut and the output gathered by the library inside its step; the loss is taken once, "
     "over the whole mini-batch",
 )
+
+NATIVE_BALANCES = {"time": ("cpu", "cuda"), "size": ("cuda",)}
+NATIVE_REASONS = {"balance=native_size": "its balance_by_size measures CUDA memory"}
+
+
+def native_partition(rule: str, task: Task, balance: Any) -> tuple[int, ...]:
+    """What ``balance_by_time`` or ``balance_by_size`` of the library's module ``balance`` picks.
+
+    Time is profiled on one micro-batch, which is what a stage runs; size takes the whole
+    mini-batch and its micro-batches, and parameters three times: gradients and SGD's momentum.
+    """
+    import torch
+
+    device = task.devices[0]
+    samples = task.input_shape[0] if rule == "time" else task.batch_size
+    x = torch.rand(samples, *task.input_shape[1:], dtype=task.dtype, generator=torch.Generator().manual_seed(0))
+    model, stages = task.model.to(device), len(task.devices)
+    if rule == "time":
+        return tuple(balance.balance_by_time(stages, model, x.to(device), device=device))
+    picked = balance.balance_by_size(
+        stages, model, x.to(device), chunks=task.micro_batches, param_scale=3.0, device=device
+    )
+    return tuple(picked)
 
 
 class SingleProcessPipe:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from adapters.protocol import Capabilities, ScheduleRule, Task
-from adapters.single_process import SHARED_NOTES, SingleProcessPipe
+from collections.abc import Mapping
+from typing import Any
 
-__all__ = ["build", "capabilities"]
+from adapters import single_process
+from adapters.protocol import Capabilities, ScheduleRule, Task
+from adapters.single_process import NATIVE_BALANCES, NATIVE_REASONS, SHARED_NOTES, SingleProcessPipe
+
+__all__ = ["build", "capabilities", "native_partition"]
 
 capabilities = Capabilities(
     distribution="torchgpipe",
@@ -14,6 +18,8 @@ capabilities = Capabilities(
     stages_are="devices",
     schedules=(ScheduleRule(name="gpipe"),),
     overlap_on_cpu=False,
+    native_balances=NATIVE_BALANCES,
+    reasons=NATIVE_REASONS,
     notes=(
         *SHARED_NOTES,
         "makes the input of micro-batches after the first require a gradient: an extra input gradient of the "
@@ -27,3 +33,10 @@ def build(task: Task) -> SingleProcessPipe:
     from torchgpipe import GPipe  # type: ignore[import-untyped]
 
     return SingleProcessPipe(task, GPipe)
+
+
+def native_partition(rule: str, options: Mapping[str, Any], task: Task) -> tuple[int, ...]:
+    """What the library's own balancing routine picks."""
+    from torchgpipe import balance
+
+    return single_process.native_partition(rule, task, balance)

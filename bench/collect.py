@@ -60,6 +60,8 @@ def run_row(r: Record, merit: Merit | None) -> Row:
         "balance": f.balance.name,
         "balance_options": _options(f.balance.options),
         "partition": "-".join(map(str, r.partition)),
+        "imbalance": r.prediction.imbalance if r.prediction else None,
+        "predicted_step_time_s": r.prediction.step_time_s if r.prediction else None,
         "schedule": f.schedule,
         "checkpoint": f.checkpoint,
         "precision": f.precision,

@@ -40,7 +40,10 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Balance:
-    """The rule that picks the stage boundaries; ``layers`` only for ``manual``."""
+    """The rule that picks the stage boundaries; ``layers`` only for ``manual``.
+
+    Options: ``max_memory`` of ``optimal``, ``regex`` of ``native_regex``.
+    """
 
     name: str
     layers: tuple[int, ...] | None = None
@@ -103,7 +106,8 @@ class Settings:
 
     ``devices`` are indices into the visible GPUs (None: the first ``stages``); ``timeout_s`` ends
     a cell that reports nothing for so long, ``wall_limit_s`` bounds the whole cell (waiting for
-    the device lock excepted).
+    the device lock excepted).  ``profile``: measure the model's layers for every cell, so that its
+    step time is predicted, not only where the balance needs it.
     """
 
     trials: tuple[int, ...] = (0,)
@@ -114,3 +118,4 @@ class Settings:
     wall_limit_s: float = 3600.0
     results_dir: Path = Path("results")
     baseline: bool = True
+    profile: bool = False

@@ -50,8 +50,10 @@ def factors_from_json(data: dict[str, Any]) -> Factors:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """All that a worker process needs to run one rank of one cell.
+    """All that a worker process needs to run one rank.
 
+    ``task``: run a ``cell``; measure the ``profile`` of its model; or ask the library for its own
+    partition (``native``).
     ``partition`` holds p·v numbers of layers (one, the whole model, for a library without a
     pipeline).  ``device_indices`` are CUDA indices a stage (empty on CPU).  ``rendezvous`` is a file
     path for torch's FileStore.  ``cache_dir`` holds references shared by a study's cells.
@@ -59,6 +61,7 @@ class Job:
     ``double_parity``: run parity (b) as well, since no record of it exists yet.
     """
 
+    task: Literal["cell", "profile", "native"] = "cell"
     run_id: str
     cell_id: str
     factors: Factors
@@ -170,7 +173,8 @@ class RankResult:
     """What one rank brings home.
 
     ``phases`` are seconds by phase.  ``read_back`` is what the library really did (``schedule``,
-    ``checkpoint``, ``micro_batches``, ``partition``, ``forwards``, ``recomputes`` a stage).
+    ``checkpoint``, ``micro_batches``, ``partition``, ``forwards``, ``recomputes`` a stage), or what
+    another task than a cell was to find out.
     ``parity`` is (a), ``parity_double`` (b) where it ran here, ``parity_unchecked`` the reason
     where the reference fits nowhere.  ``stepping_s``: seconds in optimizer steps of any phase, the
     reference's included.

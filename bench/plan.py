@@ -17,12 +17,16 @@ from pathlib import Path
 from adapters.protocol import Capabilities, ScheduleRule
 from bench.errors import UserError
 from bench.expand import Sweep, expand
-from bench.factors import Balance, Factors, Library, Settings
+from bench.factors import Balance, Data, Factors, Library, Optimizer, Settings
 from bench.hardware import fingerprint, visible_gpus
-from bench.partition.rules import partition
+from bench.partition.prediction import Prediction
+from bench.partition.profile import Profile, profile_key, profile_path, read_profile
+from bench.partition.rules import NATIVE, PROFILED, check, partition, schedule_of
+from bench.partition.simulate import Schedule
 from bench.registry import capabilities, libraries
+from models.table import layer_table, source_hash
 
-__all__ = ["Cell", "cell_id", "normalise", "plan"]
+__all__ = ["Cell", "cell_id", "cut", "known_profile", "make_cell", "native_path", "normalise", "plan", "profile_file"]
 
 # What a factor without meaning for a library is set to, so that such a cell appears once.
 _NO_PIPELINE = {
@@ -37,8 +41,10 @@ _NO_PIPELINE = {
 class Cell:
     """One point of the factors, normalised.
 
-    ``partition``: p·v numbers of layers (the whole model in one for libraries without a pipeline).
-    ``problem``: why it cannot run, None for a valid cell.
+    ``partition``: p·v numbers of layers (the whole model in one for libraries without a pipeline);
+    empty for a valid cell whose balance must be measured first.  ``prediction``: what a profile says
+    of the partition; ``resolve.resolve`` adds both.  ``problem``: why it cannot run, None for a
+    valid cell.
     """
 
     factors: Factors
@@ -47,6 +53,7 @@ class Cell:
     world_size: int
     baseline: bool
     hardware: str
+    prediction: Prediction | None = None
     problem: UserError | None = None
 
     @property
@@ -106,8 +113,6 @@ def versions_of(library: Library) -> dict[str, str | None]:
 
 @functools.lru_cache(maxsize=4096)
 def _parameters(model_key: tuple[object, str, int], cache_dir: Path) -> tuple[int, ...]:
-    from models.table import layer_table
-
     model, granularity, num_classes = model_key
     table = layer_table(model, granularity=granularity, num_classes=num_classes, cache_dir=cache_dir)  # type: ignore[arg-type]
     return tuple(layer.parameters for layer in table)
@@ -116,6 +121,69 @@ def _parameters(model_key: tuple[object, str, int], cache_dir: Path) -> tuple[in
 @functools.lru_cache(maxsize=4096)
 def _cut(model_key: tuple[object, str, int], balance: Balance, model_stages: int, cache_dir: Path) -> tuple[int, ...]:
     return partition(balance, _parameters(model_key, cache_dir), model_stages)
+
+
+def profile_file(factors: Factors, results_dir: Path) -> Path:
+    """Where the profile of a normalised cell lies or will lie."""
+    key = profile_key(
+        factors, source_hash(factors.model.target), _fingerprint(factors.device), _version("torch") or "none"
+    )
+    return profile_path(key, results_dir)
+
+
+def known_profile(factors: Factors, results_dir: Path) -> Profile | None:
+    """The profile of a normalised cell, where it has been measured."""
+    path = profile_file(factors, results_dir)
+    return _read(path, path.stat().st_mtime_ns) if path.exists() else None
+
+
+@functools.lru_cache(maxsize=256)
+def _read(path: Path, written_ns: int) -> Profile:
+    return read_profile(path)
+
+
+def native_path(factors: Factors, results_dir: Path) -> Path:
+    """Where the partition of a library's own routine is kept, so that all trials run the same one."""
+    same = factors.replace(seed=0, optimizer=Optimizer(), data=Data(), schedule="", checkpoint="never")
+    parts = [
+        cell_id(same, versions_of(factors.library)),
+        source_hash(factors.model.target),
+        _fingerprint(factors.device),
+    ]
+    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
+    return results_dir / ".cache" / "native" / f"{digest}.json"
+
+
+def cut(factors: Factors, results_dir: Path) -> tuple[int, ...]:
+    """The partition of a normalised cell of a pipeline library.
+
+    Empty where its profile, or the library's own partition, must be measured first.
+    """
+    check(factors)
+    balance, stages = factors.balance, factors.stages * factors.virtual_stages
+    model_key = (factors.model, factors.granularity, factors.num_classes)
+    if balance.name.startswith(NATIVE):
+        path = native_path(factors, results_dir)
+        picked = tuple(json.loads(path.read_text())) if path.exists() else ()
+        if picked and (len(picked) != stages or min(picked) < 1):
+            shown = "-".join(map(str, picked))
+            raise UserError(
+                "balance",
+                balance.name,
+                f"the library's own routine picked {shown} for {stages} stages: one is empty",
+                "choose fewer stages or another balance",
+            )
+        return picked
+    if balance.name not in PROFILED:
+        return _cut(model_key, balance, stages, results_dir / ".cache")
+    profile = known_profile(factors, results_dir)
+    return _cut_profiled(profile, balance, schedule_of(factors), stages) if profile is not None else ()
+
+
+@functools.lru_cache(maxsize=4096)
+def _cut_profiled(profile: Profile, balance: Balance, schedule: Schedule | None, model_stages: int) -> tuple[int, ...]:
+    counts = tuple(layer.parameters for layer in profile.layers)
+    return partition(balance, counts, model_stages, profile=profile, schedule=schedule)
 
 
 def _problem(factors: Factors, can: Capabilities, settings: Settings) -> tuple[str, str, str] | None:
@@ -139,7 +207,7 @@ def _problem(factors: Factors, can: Capabilities, settings: Settings) -> tuple[s
         return "precision", f"allowed are {', '.join(can.precisions)}", "choose one of them"
     if factors.precision == "tf32" and factors.device == "cpu":
         return "precision", "there is no TF32 on a CPU", "choose fp32"
-    if can.stages_are == "devices" and (found := _schedule_problem(factors, can)):
+    if can.stages_are == "devices" and (found := _schedule_problem(factors, can) or _native_problem(factors, can)):
         return found
     if factors.data.path is not None and not Path(factors.data.path).is_dir():
         return "data.path", f"there is no folder {factors.data.path}", "give the folder of the data set"
@@ -176,6 +244,18 @@ def _schedule_problem(factors: Factors, can: Capabilities) -> tuple[str, str, st
     return None
 
 
+def _native_problem(factors: Factors, can: Capabilities) -> tuple[str, str, str] | None:
+    name = factors.balance.name
+    if not name.startswith(NATIVE):
+        return None
+    own = [f"{NATIVE}{rule}" for rule, devices in can.native_balances.items() if factors.device in devices]
+    if name in own:
+        return None
+    offers = f"the library's own on {factors.device} are {', '.join(own)}" if own else "the library has no routine"
+    why = can.reasons.get(f"balance={name}", "")
+    return "balance", offers + (f" ({why})" if why else ""), f"choose {' or '.join([*own, 'time', 'optimal'])}"
+
+
 def _device_problem(factors: Factors, settings: Settings) -> tuple[str, str, str] | None:
     count = len(visible_gpus())
     if settings.devices is not None:
@@ -202,7 +282,7 @@ def _shown(factors: Factors, settings: Settings, key: str) -> object:
 
 
 def _check(factors: Factors, can: Capabilities, settings: Settings) -> tuple[int, ...]:
-    """The partition of a cell that can run; raises UserError for one that cannot."""
+    """The partition of a cell that can run, as in ``cut``; raises UserError for one that cannot."""
     model_key = (factors.model, factors.granularity, factors.num_classes)
     cache = settings.results_dir / ".cache"
     layers = len(_parameters(model_key, cache))
@@ -217,23 +297,22 @@ def _check(factors: Factors, can: Capabilities, settings: Settings) -> tuple[int
     problem = _problem(factors, can, settings)
     if problem is not None:
         raise UserError(problem[0], _shown(factors, settings, problem[0]), *problem[1:])
-    if can.stages_are == "devices":
-        return _cut(model_key, factors.balance, factors.stages * factors.virtual_stages, cache)
-    return (layers,)
+    return cut(factors, settings.results_dir) if can.stages_are == "devices" else (layers,)
 
 
-def _cell(factors: Factors, settings: Settings) -> Cell:
+def make_cell(factors: Factors, settings: Settings) -> Cell:
+    """The cell of normalised factors, whether it can run or not."""
     can = capabilities(factors.library)
-    cut: tuple[int, ...] = ()
+    picked: tuple[int, ...] = ()
     problem = None
     try:
-        cut = _check(factors, can, settings)
+        picked = _check(factors, can, settings)
     except UserError as error:
         problem = error
     return Cell(
         factors=factors,
         id=cell_id(factors, versions_of(factors.library)),
-        partition=cut,
+        partition=picked,
         world_size=factors.stages if can.ranks == "per_stage" else 1,
         baseline=can.stages_are == "none" and factors.micro_batches == 1,
         hardware=_fingerprint(factors.device),
@@ -263,7 +342,7 @@ def plan(sweep: Sweep) -> list[Cell]:
     if not sweep.several:
         _refuse_meaningless(sweep)
     wanted = dict.fromkeys(normalise(f) for f in sweep.factors)
-    cells = [_cell(f, settings) for f in wanted]
+    cells = [make_cell(f, settings) for f in wanted]
     if sweep.several and settings.baseline:
         cells = [*_missing_baselines(cells, settings), *cells]
     if all(cell.problem for cell in cells) and cells:
@@ -274,7 +353,7 @@ def plan(sweep: Sweep) -> list[Cell]:
 def _missing_baselines(cells: Sequence[Cell], settings: Settings) -> list[Cell]:
     have = {cell.factors for cell in cells}
     needed = dict.fromkeys(b for cell in cells if not cell.problem and (b := _baseline_of(cell.factors)))
-    return [cell for f in needed if f not in have and not (cell := _cell(f, settings)).problem]
+    return [cell for f in needed if f not in have and not (cell := make_cell(f, settings)).problem]
 
 
 def _refuse_meaningless(sweep: Sweep) -> None:
@@ -306,7 +385,7 @@ def _rows(cells: Iterable[Cell], settings: Settings) -> Iterable[dict[str, objec
             "virtual_stages": f.virtual_stages,
             "micro_batches": f.micro_batches,
             "balance": f.balance.name,
-            "partition": "-".join(map(str, cell.partition)),
+            "partition": "-".join(map(str, cell.partition)) or ("" if cell.problem else "to be measured"),
             "schedule": f.schedule,
             "checkpoint": f.checkpoint,
             "precision": f.precision,

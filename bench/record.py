@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from bench.factors import Factors
 from bench.jobs import ParityResult, StageResult, Status, factors_from_json, stage_from_json, to_json
+from bench.partition.prediction import Prediction
 
 __all__ = ["SCHEMA_VERSION", "Record", "RecordError", "Step", "from_json", "load", "load_all", "records_dir", "write"]
 
@@ -39,8 +40,9 @@ class Record:
     ``parity_double_run``.  ``hardware`` is the fingerprint of the devices.  ``wall_s`` is the
     parent's time from claim to record without waiting for the device lock (``waited_s``);
     ``fixed_cost_s`` = ``wall_s`` minus all optimizer steps, those of parity and of its reference and
-    of the memory pass included.  ``resolved`` is what was read back
-    from the library.  ``overlap``: whether stages can overlap on this device.
+    of the memory pass included.  ``resolved`` is what was read back from the library.
+    ``prediction`` is what a profile says of the partition.  ``overlap``: whether stages can overlap
+    on this device.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -60,6 +62,7 @@ class Record:
     factors: Factors
     baseline: bool = False
     partition: tuple[int, ...] = ()
+    prediction: Prediction | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     resolved: dict[str, Any] = field(default_factory=dict)
     overlap: bool = True
@@ -98,6 +101,10 @@ def write(record: Record, results_dir: Path) -> Path:
     return path
 
 
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
 def from_json(data: dict[str, Any]) -> Record:
     """The inverse of ``to_json(record)``; unknown keys are ignored."""
     known = {f.name for f in fields(Record)}
@@ -105,6 +112,8 @@ def from_json(data: dict[str, Any]) -> Record:
     made["factors"] = factors_from_json(data["factors"])
     made["partition"] = tuple(data["partition"])
     made["notes"] = tuple(data["notes"])
+    if data.get("prediction"):
+        made["prediction"] = Prediction(**{k: _tuple(v) for k, v in data["prediction"].items()})
     made["steps"] = tuple(Step(**{**s, "rank_times_s": tuple(s["rank_times_s"])}) for s in data["steps"])
     made["stages"] = tuple(stage_from_json(s) for s in data["stages"])
     for key in ("parity", "parity_double"):

@@ -25,7 +25,17 @@ from bench.plan import Cell, versions_of
 from bench.record import Record, Step
 from bench.registry import capabilities
 
-__all__ = ["Busy", "Stopped", "bury_dead", "done", "make_job", "run_cell", "unsupported", "worker_environment"]
+__all__ = [
+    "Busy",
+    "Stopped",
+    "bury_dead",
+    "done",
+    "make_job",
+    "run_cell",
+    "unmeasured",
+    "unsupported",
+    "worker_environment",
+]
 
 _counter = itertools.count()
 
@@ -73,6 +83,7 @@ def _blank(cell: Cell, settings: Settings, trial: int) -> Record:
         factors=cell.factors,
         baseline=cell.baseline,
         partition=cell.partition,
+        prediction=cell.prediction,
         settings={
             "warmup_steps": settings.warmup_steps,
             "steps": settings.steps,
@@ -91,6 +102,19 @@ def unsupported(cell: Cell, settings: Settings, trial: int) -> Record:
     """Record a cell that cannot run, with its reason."""
     blank = _blank(cell, settings, trial)
     made = replace(blank, status="unsupported", fail_phase="plan", fail_reason=cell.reason, log="")
+    record.write(made, settings.results_dir)
+    return made
+
+
+def unmeasured(cell: Cell, settings: Settings, trial: int, outcome: Outcome, what: str, log: Path) -> Record:
+    """Record a cell whose partition could not be had since a process that was to measure for it failed."""
+    made = replace(
+        _blank(cell, settings, trial),
+        status=outcome.status,
+        fail_phase="plan",
+        fail_reason=f"{what}: {outcome.fail_reason}",
+        log=str(log.relative_to(settings.results_dir)),
+    )
     record.write(made, settings.results_dir)
     return made
 

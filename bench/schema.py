@@ -79,6 +79,8 @@ RUNS = (
     Column("balance", "text", "", "the rule that picked the boundaries"),
     Column("balance_options", "text", "", "its options, key=value", nullable=True),
     Column("partition", "text", "", "the boundaries it picked: layers of each model stage, 8-7", nullable=True),
+    Column("imbalance", "float", "", "longest model stage's profiled time over the mean", nullable=True),
+    Column("predicted_step_time_s", "float", "s", "of the simulated schedule, from the profile", nullable=True),
     Column("schedule", "text", "", "the resolved schedule; none where there is no pipeline"),
     Column("checkpoint", "text", "", "which micro-batches recompute", ("never", "except_last", "always")),
     Column("precision", "text", "", "of parameters, activations, gradients", ("fp64", "fp32", "tf32", "bf16")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -13,9 +14,11 @@ from bench.collect import collect
 from bench.errors import UserError
 from bench.factors import Settings
 from bench.jobs import Message
+from bench.launch import Interrupted
 from bench.plan import Cell
 from bench.record import Record, load_all, records_dir
-from bench.run import Busy, Stopped, bury_dead, done, run_cell, unsupported
+from bench.resolve import Unmeasured, resolve
+from bench.run import Busy, Stopped, bury_dead, done, run_cell, unmeasured, unsupported
 from bench.table import comparison, console, footnotes
 
 __all__ = ["check_writable", "sweep"]
@@ -80,7 +83,7 @@ def sweep(cells: Sequence[Cell], settings: Settings) -> list[Record]:
     """Run every cell for every trial, trials outermost so that a slow drift falls on all cells alike.
 
     Cells of a sweep that are done already are not run again.  Always ends with the CSVs, the table
-    and the name of every failure; Stopped passes through after that.
+    and the name of every failure; Interrupted passes through after that.
     """
     check_writable(settings.results_dir)
     for buried in bury_dead(settings.results_dir):
@@ -90,7 +93,7 @@ def sweep(cells: Sequence[Cell], settings: Settings) -> list[Record]:
     finished = done(settings.results_dir) if len(runs) > 1 else set()
     made: list[Record] = []
     old = 0
-    stop: Stopped | None = None
+    stop: Interrupted | None = None
     start = time.monotonic()
     for number, (cell, trial) in enumerate(runs, 1):
         if cell.problem is not None:
@@ -101,7 +104,7 @@ def sweep(cells: Sequence[Cell], settings: Settings) -> list[Record]:
             continue
         try:
             with _Progress(out, _label(cell, trial, number, len(runs))) as progress:
-                made.append(run_cell(cell, settings, trial, progress))
+                made.append(_run(cell, settings, trial, progress, alone=len(runs) == 1))
         except Busy as busy:
             out.print(f"skipped: {busy}", highlight=False)
             continue
@@ -109,11 +112,27 @@ def sweep(cells: Sequence[Cell], settings: Settings) -> list[Record]:
             stop = stopped
             made.append(stopped.record)
             break
+        except Interrupted as interrupted:  # while something was measured for a cell that has not begun
+            stop = interrupted
+            break
         _say(out, made[-1], number, len(runs), start)
     _report(out, cells, settings, made, old)
     if stop is not None:
         raise stop
     return made
+
+
+def _run(cell: Cell, settings: Settings, trial: int, progress: _Progress, *, alone: bool) -> Record:
+    """Measure what the cell's balance needs, then run it; a mistake that shows only then is a row of a sweep."""
+    try:
+        cell = resolve(cell, settings, progress)
+    except Unmeasured as failure:
+        return unmeasured(cell, settings, trial, failure.outcome, failure.what, failure.log)
+    except UserError as problem:
+        if alone:
+            raise
+        return unsupported(replace(cell, problem=problem), settings, trial)
+    return run_cell(cell, settings, trial, progress)
 
 
 def _say(out: Console, r: Record, number: int, total: int, start: float) -> None:

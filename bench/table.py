@@ -88,6 +88,13 @@ _WHERE_IT_VARIES: dict[str, _Text] = {
 }
 
 
+# Of the pipelines that a profile says something of.
+_WHERE_PREDICTED: dict[str, _Text] = {
+    "imbalance": lambda r: f"{r.prediction.imbalance:.2f}" if r.prediction else "",
+    "predicted s": lambda r: _number(r.prediction.step_time_s) if r.prediction else "",
+}
+
+
 def _figures(r: Record, merit: Merit | None) -> list[str | Text]:
     peaks = [s.peak_allocated_bytes for s in r.stages]
     interval = f" [{_number(merit.throughput_low)}, {_number(merit.throughput_high)}]" if merit else ""
@@ -111,7 +118,8 @@ def comparison(records: Sequence[Record], context: Sequence[Record] = ()) -> Tab
     derived = merits({r.run_id: r for r in [*context, *records]}.values())
     values = {name: dict.fromkeys(text(r) for r in records) for name, text in _WHERE_IT_VARIES.items()}
     varying = {name: _WHERE_IT_VARIES[name] for name, seen in values.items() if len(seen) > 1}
-    columns = {**_ALWAYS, **varying}
+    predicted = _WHERE_PREDICTED if any(r.prediction for r in records) else {}
+    columns = {**_ALWAYS, **varying, **predicted}
     title = " ".join(f"{name}={next(iter(seen))}" for name, seen in values.items() if len(seen) == 1)
     table = Table(title=title, title_justify="left")
     # Folded rather than cut: on a narrow terminal no digit may get lost.
@@ -133,6 +141,10 @@ def footnotes(records: Sequence[Record], context: Sequence[Record] = ()) -> list
         "one plain device at m=1; to p=1: over the library's own one-stage run at the same m.",
         "parity a: worst layer's relative error in the cell's precision; b: in float64 over three steps.",
     ]
+    if any(r.prediction for r in records):
+        lines.append(
+            "imbalance: longest stage's profiled time over the mean; predicted s: a step of the simulated schedule."
+        )
     lines += _tolerances(records)
     if any(r.synthetic for r in records):
         lines.insert(0, "SYNTHETIC: made-up records, not measured.")

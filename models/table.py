@@ -19,7 +19,7 @@ from pathlib import Path
 from bench.errors import UserError
 from bench.factors import Model
 
-__all__ = ["Layer", "layer_table", "read_table", "shipped_name"]
+__all__ = ["Layer", "layer_table", "read_table", "shipped_name", "source_hash"]
 
 TABLES = Path(__file__).parent / "tables"
 DESCRIBE_TIMEOUT_S = 300
@@ -61,11 +61,12 @@ def layer_table(model: Model, *, granularity: str, num_classes: int, cache_dir: 
 
 
 def _key(model: Model, granularity: str, num_classes: int) -> str:
-    parts = [json.dumps(asdict(model), sort_keys=True), granularity, str(num_classes), _source(model.target)]
+    parts = [json.dumps(asdict(model), sort_keys=True), granularity, str(num_classes), source_hash(model.target)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
 
-def _source(target: str) -> str:
+def source_hash(target: str) -> str:
+    """The hash of the file that a model's function stands in; empty where there is none to be found."""
     try:
         spec = importlib.util.find_spec(target.rpartition(".")[0])
     except (ImportError, ValueError):

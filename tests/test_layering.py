@@ -26,11 +26,12 @@ WORDS = {"single", "torch"}
 # config → plan → launch → record → collect → report: a module imports only what stands before it.
 FLOW = [
     *("errors", "factors", "jobs"),
-    *("partition.solver", "partition.simulate", "partition.predict", "partition.optimal", "partition.rules"),
+    *("partition.solver", "partition.simulate", "partition.predict", "partition.optimal"),
+    *("partition.profile", "partition.prediction", "partition.rules"),
     *("registry", "hardware", "config", "expand", "plan"),
     *("lifeline", "launch"),
-    *("record", "environment", "claim", "run"),
-    *("merit", "schema", "collect", "table"),
+    *("record", "environment", "claim", "run", "resolve"),
+    *("merit", "schema", "collect", "table", "partition.__main__"),
     *("sweep", "help", "__main__"),
 ]
 # (importer, imported) inside a function: the plan command also shows what is done already.

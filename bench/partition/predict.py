@@ -26,8 +26,10 @@ class LayerCost:
     ``forward_s``, ``backward_s``: seconds; recomputing it takes ``forward_s`` again.  ``update_s``:
     seconds of the optimizer for its parameters, once a step.  ``boundary_bytes``: its output, which
     crosses to the next stage if the layer ends one, and whose gradient, of the same size, comes
-    back.  ``activation_bytes``: what autograd saves for its backward.  ``state_bytes``: its
-    parameters, gradients and optimizer state, held throughout.
+    back.  ``activation_bytes``: what autograd saves for its backward and for no earlier layer's;
+    ``saved_input_bytes``: what it saves of its input besides, kept by the layer before too unless
+    that is another stage's.  ``state_bytes``: its parameters, gradients and optimizer state, held
+    throughout.
     """
 
     forward_s: float
@@ -35,6 +37,7 @@ class LayerCost:
     boundary_bytes: float = 0
     update_s: float = 0.0
     activation_bytes: float = 0
+    saved_input_bytes: float = 0
     state_bytes: float = 0
 
 
@@ -82,6 +85,11 @@ class Problem:
         return np.array([self.input_bytes, *(layer.boundary_bytes for layer in self.layers)], dtype=np.float64)
 
     @functools.cached_property
+    def saved_input_bytes(self) -> Numbers:
+        """What layer k saves of its input where it is the first of its stage; 0 past the last."""
+        return np.array([*(layer.saved_input_bytes for layer in self.layers), 0], dtype=np.float64)
+
+    @functools.cached_property
     def transfer_s(self) -> Numbers:
         """Seconds one micro-batch takes to cross a boundary before layer k, one way."""
         return self.link.latency_s + self.entering_bytes / self.link.bandwidth_bytes_per_s
@@ -126,11 +134,11 @@ class Problem:
         kept = self.entering_bytes[start]
         schedule, flying = self.schedule, self.schedule.in_flight(stage, self.stages)
         if schedule.checkpoint == "never":
-            return state + flying * saved
+            return state + flying * (saved + self.saved_input_bytes[start])
         if schedule.checkpoint == "always":
             return state + flying * kept + saved
         if schedule.micro_batches == 1:
-            return state + saved
+            return state + saved + self.saved_input_bytes[start]
         # The last micro-batch keeps its activations; is it still there when another is recomputed?
         if flying == 1:
             return state + kept + saved

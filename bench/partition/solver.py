@@ -6,7 +6,10 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate
 
-__all__ = ["min_max"]
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["min_max", "min_max_of"]
 
 
 def min_max(costs: Sequence[float], stages: int) -> tuple[int, ...]:
@@ -69,3 +72,32 @@ def _bounds(sums: Sequence[int], stages: int) -> list[list[int]]:
             bound[k] = best
         table.append(bound)
     return table
+
+
+def min_max_of(costs: Sequence[NDArray[np.float64]]) -> tuple[int, ...]:
+    """As ``min_max``, for costs that are no sum over layers or differ from stage to stage.
+
+    ``costs[s][i, k]``, a matrix a stage, is what stage s costs with the layers from i up to, not including, k;
+    it may not fall as k grows.  Same ties.  Time O(layers² · stages).
+    """
+    stages, count = len(costs), costs[0].shape[0] - 1
+    if not 1 <= stages <= count:
+        raise ValueError(f"{count} layers cannot fill {stages} stages")
+    start, end = np.meshgrid(np.arange(count + 1), np.arange(count + 1), indexing="ij")
+    bound = np.where(np.arange(count + 1) == 0, 0.0, np.inf)
+    bounds = []
+    for cost in costs:
+        through = np.where(start < end, np.maximum(bound[:, None], cost), np.inf)
+        bound = through.min(axis=0)
+        bounds.append(bound)
+    sizes: list[int] = []
+    last = count
+    for q in range(stages - 1, -1, -1):
+        before = bounds[q - 1] if q else np.where(np.arange(count + 1) == 0, 0.0, np.inf)
+        good = np.maximum(before[:last], costs[q][:last, last]) <= bounds[q][last]
+        # Of the starts that reach the bound those with the best stages before them, of those the earliest.
+        least = before[:last][good].min()
+        first = int(np.flatnonzero(good & (before[:last] <= least))[0])
+        sizes.append(last - first)
+        last = first
+    return tuple(reversed(sizes))

@@ -1,11 +1,12 @@
-"""One rank of one cell: ``python -m bench.worker JOB_FILE RANK MESSAGE_FD``, started by the launcher.
+"""One rank of one job: ``python -m bench.worker JOB_FILE RANK MESSAGE_FD``, started by the launcher.
 
-Phases: build → parity → warm up → measure → memory pass.  Whatever goes wrong is reported once,
-with the phase, and ends the process at once: a rank that lingers would leave its peers hanging.
+Whatever goes wrong is reported once, with the phase, and ends the process at once: a rank that
+lingers would leave its peers hanging.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import traceback
@@ -27,8 +28,8 @@ def main(arguments: list[str]) -> None:
     try:
         channel.phase("build")
         from bench.jobs import to_json
-        from bench.worker.cell import run_rank
 
+        run_rank = importlib.import_module(f"bench.worker.{job.task}").run_rank
         channel.result(to_json(run_rank(job, rank, channel)))
         code = 0
     except BaseException as error:

@@ -27,6 +27,7 @@ __all__ = [
     "forget_model",
     "make_model",
     "make_optimizer",
+    "make_task",
 ]
 
 
@@ -76,10 +77,10 @@ def make_optimizer(asked: Optimizer) -> Callable[[Iterable[nn.Parameter]], torch
     return lambda parameters: torch.optim.SGD(parameters, lr=asked.lr, momentum=asked.momentum)
 
 
-def build(job: Job, ranks: Ranks, work: Work) -> Pipeline:
-    """Build with the library's adapter and read back what was built."""
+def make_task(job: Job, ranks: Ranks, work: Work) -> Task:
+    """What the library's adapter is asked for."""
     factors = job.factors
-    task = Task(
+    return Task(
         model=make_model(factors, work),
         partition=job.partition,
         stages=factors.stages,
@@ -98,7 +99,12 @@ def build(job: Job, ranks: Ranks, work: Work) -> Pipeline:
         make_optimizer=make_optimizer(work.optimizer),
         options=dict(factors.library.options),
     )
-    pipeline: Pipeline = importlib.import_module(factors.library.adapter).build(task)
+
+
+def build(job: Job, ranks: Ranks, work: Work) -> Pipeline:
+    """Build with the library's adapter and read back what was built."""
+    task = make_task(job, ranks, work)
+    pipeline: Pipeline = importlib.import_module(job.factors.library.adapter).build(task)
     check_built(job, ranks, work, pipeline)
     return pipeline
 

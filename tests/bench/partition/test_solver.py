@@ -7,12 +7,14 @@ import time
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import accumulate, combinations, pairwise
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.partition.solver import min_max
+from bench.partition.solver import min_max, min_max_of
 
 
 def partitions(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
@@ -119,3 +121,34 @@ def test_more_stages_than_layers_is_refused() -> None:
 def test_costs_without_an_order_are_refused(bad: float) -> None:
     with pytest.raises(ValueError, match="finite and not negative"):
         min_max([1, bad, 1], 2)
+
+
+def test_stage_dependent_costs_equal_brute_force() -> None:
+    generator = random.Random(3)
+    for _ in range(500):
+        layers = generator.randint(1, 9)
+        stages = generator.randint(1, min(5, layers))
+        # What grows with the end and need not with the start, another thing in every stage.
+        matrices = [np.zeros((layers + 1, layers + 1)) for _ in range(stages)]
+        for matrix in matrices:
+            for i in range(layers):
+                matrix[i, i + 1 :] = np.cumsum([generator.randint(0, 3) for _ in range(layers - i)])
+                matrix[i] += generator.randint(0, 3)
+
+        def law(partition: tuple[int, ...], matrices: list[Any] = matrices) -> tuple[list[float], tuple[int, ...]]:
+            ends = [0, *accumulate(partition)]
+            costs = [matrices[s][a, b] for s, (a, b) in enumerate(pairwise(ends))]
+            return list(accumulate(costs, max))[::-1], tuple(-size for size in reversed(partition))
+
+        found = min_max_of(matrices)
+        assert law(found) == min(law(p) for p in partitions(layers, stages))
+
+
+def test_sums_of_layers_are_cut_alike_by_both() -> None:
+    generator = random.Random(4)
+    for _ in range(200):
+        layers = generator.randint(1, 12)
+        stages = generator.randint(1, layers)
+        costs = [generator.randint(0, 5) for _ in range(layers)]
+        sums = np.array([0, *accumulate(costs)], dtype=float)
+        assert min_max_of([sums[None, :] - sums[:, None]] * stages) == min_max(costs, stages)
