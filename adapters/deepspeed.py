@@ -20,6 +20,7 @@ __all__ = ["build", "capabilities", "native_partition"]
 capabilities = Capabilities(
     distribution="deepspeed",
     extra="deepspeed",
+    modules=("deepspeed", "deepspeed.pipe"),
     ranks="per_stage",
     stages_are="devices",
     schedules=(ScheduleRule(name="1f1b"),),

@@ -48,9 +48,10 @@ class Capabilities:
     """What a library can do, as plain data.
 
     ``distribution``: pip name whose version goes into the cell's id (None: torch itself).
-    ``extra``: the project's extra that installs it.  ``ranks``: one process for all devices, or
-    one a stage.  ``stages_are``: ``devices`` of a pipeline, ``replicas`` (ddp) or ``none``
-    (single).  ``schedules``: the first is ``native``; empty where a schedule has no meaning.
+    ``extra``: the project's extra that installs it.  ``modules``: what its processes import.
+    ``ranks``: one process for all devices, or one a stage.  ``stages_are``: ``devices`` of a
+    pipeline, ``replicas`` (ddp) or ``none`` (single).  ``schedules``: the first is ``native``;
+    empty where a schedule has no meaning.
     ``native_balances``: the library's own routines for a partition by name (``time`` for
     ``balance=native_time``), and the device kinds on which each runs.
     ``reasons``: ``"factor=value"`` → why it is unsupported, for messages.  ``environment``: variables that
@@ -60,6 +61,7 @@ class Capabilities:
 
     distribution: str | None
     extra: str | None
+    modules: tuple[str, ...] = ()
     ranks: Literal["one", "per_stage"]
     stages_are: Literal["devices", "replicas", "none"]
     schedules: tuple[ScheduleRule, ...] = ()

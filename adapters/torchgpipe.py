@@ -14,6 +14,7 @@ __all__ = ["build", "capabilities", "native_partition"]
 capabilities = Capabilities(
     distribution="torchgpipe",
     extra="torchgpipe",
+    modules=("torchgpipe",),
     ranks="one",
     stages_are="devices",
     schedules=(ScheduleRule(name="gpipe"),),

@@ -107,7 +107,8 @@ class Settings:
     ``devices`` are indices into the visible GPUs (None: the first ``stages``); ``timeout_s`` ends
     a cell that reports nothing for so long, ``wall_limit_s`` bounds the whole cell (waiting for
     the device lock excepted).  ``profile``: measure the model's layers for every cell, so that its
-    step time is predicted, not only where the balance needs it.
+    step time is predicted, not only where the balance needs it.  ``preload``: fork ranks from a
+    process that has imported the library, instead of fresh interpreters.
     """
 
     trials: tuple[int, ...] = (0,)
@@ -119,3 +120,4 @@ class Settings:
     results_dir: Path = Path("results")
     baseline: bool = True
     profile: bool = False
+    preload: bool = True

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import IO
 
 from bench.jobs import Job, Message, RankResult, Status, rank_result_from_json
+from bench.warm import Process, Start, fresh
 
-__all__ = ["WORKER", "Interrupted", "Outcome", "launch"]
+__all__ = ["Interrupted", "Outcome", "launch"]
 
-WORKER = ("-m", "bench.worker")
 GRACE_S = 3.0
 POLL_S = 0.05
 KILL_S = 10.0
@@ -63,7 +63,7 @@ class _Rank:
     """A started rank.  ``closed``, ``failed``: the turn of the watch in which its pipe ended and it failed."""
 
     number: int
-    process: subprocess.Popen[bytes]
+    process: Process
     pipe: int
     buffer: bytes = b""
     phase: str = "build"
@@ -110,7 +110,7 @@ def launch(
     wall_limit_s: float,
     environment: Mapping[str, str] | None = None,
     on_message: Callable[[Message], None] | None = None,
-    worker: Sequence[str] = WORKER,
+    start: Start = fresh,
     grace_s: float = GRACE_S,
 ) -> Outcome:
     """Run a cell's ranks to their end, whatever it is, and leave none of them behind.
@@ -130,7 +130,7 @@ def launch(
     try:
         with open(log, "ab") as output:
             for number in range(job.world_size):
-                ranks.append(_start(job, job_file, number, output, environment or {}, worker))
+                ranks.append(_start(job, job_file, number, output, environment or {}, start))
         verdict = _watch(job, ranks, watch, caught, wall_limit_s, on_message, grace_s)
     finally:
         _end(ranks)
@@ -152,7 +152,7 @@ def launch(
 
 
 def _start(
-    job: Job, job_file: Path, number: int, output: IO[bytes], environment: Mapping[str, str], worker: Sequence[str]
+    job: Job, job_file: Path, number: int, output: IO[bytes], environment: Mapping[str, str], start: Start
 ) -> _Rank:
     reading, writing = os.pipe()
     cuda = job.factors.device == "cuda"
@@ -178,15 +178,7 @@ def _start(
     if job.factors.share_devices:
         variables["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
     try:
-        process = subprocess.Popen(
-            [sys.executable, *worker, str(job_file), str(number), str(writing)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=variables,
-            pass_fds=[writing],
-            start_new_session=True,
-        )
+        process = start([str(job_file), str(number)], variables, output, writing)
     except BaseException:
         os.close(reading)
         raise

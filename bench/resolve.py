@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from bench.partition.rules import NATIVE, PROFILED, schedule_of
 from bench.plan import Cell, cut, known_profile, native_path, profile_file, versions_of
 from bench.registry import capabilities
 from bench.run import make_job, worker_environment
+from bench.warm import Start, fresh
 from models.table import layer_table, source_hash
 
 __all__ = ["Unmeasured", "measure_profile", "resolve"]
@@ -36,7 +37,7 @@ class Unmeasured(Exception):
         super().__init__(f"{what}: {outcome.fail_reason}")
 
 
-def resolve(cell: Cell, settings: Settings, on_message: OnMessage = None) -> Cell:
+def resolve(cell: Cell, settings: Settings, on_message: OnMessage = None, start: Start = fresh) -> Cell:
     """The cell with its partition and, where there is a profile, what it predicts.
 
     Measures a profile only where the balance needs it or ``settings.profile`` asks for it.  Raises
@@ -47,9 +48,9 @@ def resolve(cell: Cell, settings: Settings, on_message: OnMessage = None) -> Cel
     if cell.problem is not None or can.stages_are != "devices":
         return cell
     if settings.profile or factors.balance.name in PROFILED:
-        measure_profile(cell, settings, on_message)
+        measure_profile(cell, settings, on_message, start)
     if factors.balance.name.startswith(NATIVE):
-        _measure_native(cell, settings, on_message)
+        _measure_native(cell, settings, on_message, start)
     picked = cut(factors, settings.results_dir)
     profile = known_profile(factors, settings.results_dir)
     if profile is None:
@@ -58,7 +59,7 @@ def resolve(cell: Cell, settings: Settings, on_message: OnMessage = None) -> Cel
     return replace(cell, partition=picked, prediction=predict(profile, picked, schedule_of(factors), overlap=overlap))
 
 
-def measure_profile(cell: Cell, settings: Settings, on_message: OnMessage = None) -> None:
+def measure_profile(cell: Cell, settings: Settings, on_message: OnMessage = None, start: Start = fresh) -> None:
     """Measure the profile of the cell's model, unless it is there already."""
     path = profile_file(cell.factors, settings.results_dir)
     if path.exists():
@@ -68,12 +69,12 @@ def measure_profile(cell: Cell, settings: Settings, on_message: OnMessage = None
     # Another sweep that needs the same profile waits for this one's.
     with FileLock(lock):
         if not path.exists():
-            write_profile(_profiled(cell, settings, on_message), path)
+            write_profile(_profiled(cell, settings, on_message, start), path)
 
 
-def _profiled(cell: Cell, settings: Settings, on_message: OnMessage) -> Profile:
+def _profiled(cell: Cell, settings: Settings, on_message: OnMessage, start: Start) -> Profile:
     factors = cell.factors
-    found = _run(cell, settings, "profile", _neighbours(cell, settings), {}, on_message)
+    found = _run(cell, settings, "profile", _neighbours(cell, settings), on_message, start)
     table = layer_table(
         factors.model,
         granularity=factors.granularity,
@@ -101,11 +102,11 @@ def _neighbours(cell: Cell, settings: Settings) -> int:
     return min(2, len(os.sched_getaffinity(0)))
 
 
-def _measure_native(cell: Cell, settings: Settings, on_message: OnMessage) -> None:
+def _measure_native(cell: Cell, settings: Settings, on_message: OnMessage, start: Start) -> None:
     path = native_path(cell.factors, settings.results_dir)
     if path.exists():
         return
-    found = _run(cell, settings, "native", cell.world_size, worker_environment(cell.factors), on_message)
+    found = _run(cell, settings, "native", cell.world_size, on_message, start)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     temporary.write_text(json.dumps(found["partition"]))
@@ -117,8 +118,8 @@ def _run(
     settings: Settings,
     task: str,
     world_size: int,
-    environment: Mapping[str, str],
     on_message: OnMessage,
+    start: Start,
 ) -> dict[str, Any]:
     """What rank 0 of a job of its own found out."""
     log = settings.results_dir / "logs" / f"{task}-{cell.id}-{os.getpid()}.log"
@@ -128,8 +129,9 @@ def _run(
             _job(job, task, world_size),
             log,
             wall_limit_s=settings.wall_limit_s,
-            environment=environment,
+            environment=worker_environment(cell.factors),
             on_message=on_message,
+            start=start,
         )
     if outcome.status != "ok":
         what = "its profile could not be measured" if task == "profile" else "the library's own routine failed"

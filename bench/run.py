@@ -24,6 +24,7 @@ from bench.launch import Interrupted, Outcome, launch
 from bench.plan import Cell, versions_of
 from bench.record import Record, Step
 from bench.registry import capabilities
+from bench.warm import Start, fresh
 
 __all__ = [
     "Busy",
@@ -89,6 +90,7 @@ def _blank(cell: Cell, settings: Settings, trial: int) -> Record:
             "steps": settings.steps,
             "timeout_s": settings.timeout_s,
             "wall_limit_s": settings.wall_limit_s,
+            "preload": settings.preload,
             "devices": list(settings.devices) if settings.devices is not None else None,
         },
         overlap=overlap,
@@ -173,8 +175,14 @@ def _double_record(results_dir: Path, run_id: str) -> Record | None:
         return None
 
 
-def run_cell(cell: Cell, settings: Settings, trial: int, on_message: Callable[[Message], None] | None = None) -> Record:
-    """Run a valid cell and write its record, whatever happens.
+def run_cell(
+    cell: Cell,
+    settings: Settings,
+    trial: int,
+    on_message: Callable[[Message], None] | None = None,
+    start: Start | None = None,
+) -> Record:
+    """Run a valid cell and write its record, whatever happens; ``start`` starts its ranks, else ``warm.fresh``.
 
     Raises Busy where another process holds the cell.  Stopped, where SIGINT or SIGTERM came, and
     an error of the harness itself, or of ``on_message``, pass through after the record is written.
@@ -188,7 +196,7 @@ def run_cell(cell: Cell, settings: Settings, trial: int, on_message: Callable[[M
         where = claim.claims_dir(settings.results_dir) / f"{name}.json"
         raise Busy(f"{name} is being run by process {holder.pid} on {holder.host}; if it is gone, remove {where}")
     try:
-        made, stop = _run_claimed(cell, settings, blank, on_message)
+        made, stop = _run_claimed(cell, settings, blank, on_message, start or fresh)
     except BaseException as error:
         status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
         reason = " ".join(f"the harness itself failed: {type(error).__name__}: {error}".split())
@@ -203,7 +211,7 @@ def run_cell(cell: Cell, settings: Settings, trial: int, on_message: Callable[[M
 
 
 def _run_claimed(
-    cell: Cell, settings: Settings, blank: Record, on_message: Callable[[Message], None] | None
+    cell: Cell, settings: Settings, blank: Record, on_message: Callable[[Message], None] | None, start: Start
 ) -> tuple[Record, Interrupted | None]:
     started = time.monotonic()
     stop = None
@@ -217,6 +225,7 @@ def _run_claimed(
                 wall_limit_s=settings.wall_limit_s,
                 environment=worker_environment(cell.factors),
                 on_message=on_message,
+                start=start,
             )
         except Interrupted as interrupted:
             outcome, stop = interrupted.outcome, interrupted

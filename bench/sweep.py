@@ -17,9 +17,11 @@ from bench.jobs import Message
 from bench.launch import Interrupted
 from bench.plan import Cell
 from bench.record import Record, load_all, records_dir
+from bench.registry import capabilities
 from bench.resolve import Unmeasured, resolve
 from bench.run import Busy, Stopped, bury_dead, done, run_cell, unmeasured, unsupported
 from bench.table import comparison, console, footnotes
+from bench.warm import Warm, fresh
 
 __all__ = ["check_writable", "sweep"]
 
@@ -95,44 +97,46 @@ def sweep(cells: Sequence[Cell], settings: Settings) -> list[Record]:
     old = 0
     stop: Interrupted | None = None
     start = time.monotonic()
-    for number, (cell, trial) in enumerate(runs, 1):
-        if cell.problem is not None:
-            made.append(unsupported(cell, settings, trial))
-            continue
-        if _skippable(cell, trial, finished):
-            old += 1
-            continue
-        try:
-            with _Progress(out, _label(cell, trial, number, len(runs))) as progress:
-                made.append(_run(cell, settings, trial, progress, alone=len(runs) == 1))
-        except Busy as busy:
-            out.print(f"skipped: {busy}", highlight=False)
-            continue
-        except Stopped as stopped:
-            stop = stopped
-            made.append(stopped.record)
-            break
-        except Interrupted as interrupted:  # while something was measured for a cell that has not begun
-            stop = interrupted
-            break
-        _say(out, made[-1], number, len(runs), start)
+    with Warm() as warm:
+        for number, (cell, trial) in enumerate(runs, 1):
+            if cell.problem is not None:
+                made.append(unsupported(cell, settings, trial))
+                continue
+            if _skippable(cell, trial, finished):
+                old += 1
+                continue
+            try:
+                with _Progress(out, _label(cell, trial, number, len(runs))) as progress:
+                    made.append(_run(cell, settings, trial, progress, warm, alone=len(runs) == 1))
+            except Busy as busy:
+                out.print(f"skipped: {busy}", highlight=False)
+                continue
+            except Stopped as stopped:
+                stop = stopped
+                made.append(stopped.record)
+                break
+            except Interrupted as interrupted:  # while something was measured for a cell that has not begun
+                stop = interrupted
+                break
+            _say(out, made[-1], number, len(runs), start)
     _report(out, cells, settings, made, old)
     if stop is not None:
         raise stop
     return made
 
 
-def _run(cell: Cell, settings: Settings, trial: int, progress: _Progress, *, alone: bool) -> Record:
+def _run(cell: Cell, settings: Settings, trial: int, progress: _Progress, warm: Warm, *, alone: bool) -> Record:
     """Measure what the cell's balance needs, then run it; a mistake that shows only then is a row of a sweep."""
+    start = warm.starter(capabilities(cell.factors.library).modules) if settings.preload else fresh
     try:
-        cell = resolve(cell, settings, progress)
+        cell = resolve(cell, settings, progress, start)
     except Unmeasured as failure:
         return unmeasured(cell, settings, trial, failure.outcome, failure.what, failure.log)
     except UserError as problem:
         if alone:
             raise
         return unsupported(replace(cell, problem=problem), settings, trial)
-    return run_cell(cell, settings, trial, progress)
+    return run_cell(cell, settings, trial, progress, start)
 
 
 def _say(out: Console, r: Record, number: int, total: int, start: float) -> None:

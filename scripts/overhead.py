@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,7 @@ def measure(name: str, overrides: list[str]) -> tuple[list[float], list[float]]:
     from bench.launch import launch
     from bench.plan import plan
     from bench.run import make_job, worker_environment
+    from bench.warm import fresh
 
     typed = [o for o in CELL if not (name == "single" and o.startswith("stages"))]
     with tempfile.TemporaryDirectory(prefix="overhead-") as folder:
@@ -165,7 +167,7 @@ def measure(name: str, overrides: list[str]) -> tuple[list[float], list[float]]:
             log,
             wall_limit_s=1200,
             environment=worker_environment(cell.factors),
-            worker=(str(Path(__file__).resolve()), "--worker"),
+            start=partial(fresh, worker=(str(Path(__file__).resolve()), "--worker")),
         )
         if outcome.status != "ok":
             raise RuntimeError(f"{name}: {outcome.fail_reason}\n{log.read_text()[-2000:]}")

@@ -29,7 +29,7 @@ FLOW = [
     *("partition.solver", "partition.simulate", "partition.predict", "partition.optimal"),
     *("partition.profile", "partition.prediction", "partition.rules"),
     *("registry", "hardware", "config", "expand", "plan"),
-    *("lifeline", "launch"),
+    *("lifeline", "warm", "launch"),
     *("record", "environment", "claim", "run", "resolve"),
     *("merit", "schema", "collect", "table", "partition.__main__"),
     *("sweep", "help", "__main__"),

@@ -21,6 +21,7 @@ from bench.plan import Cell, make_cell, normalise
 from bench.registry import capabilities, libraries
 from bench.resolve import Unmeasured, resolve
 from bench.table import console
+from bench.warm import Warm, fresh
 
 # What is shown where the user names none: the rules without a choice to make.
 SHOWN = tuple(rule for rule in RULES if rule != "manual")
@@ -70,17 +71,19 @@ def _resolved(rows: Sequence[tuple[str, Factors]], settings: Settings) -> Iterat
             said = text
             out.print(f"  {text}", highlight=False)
 
-    for label, factors in rows:
-        out.print(f"{label} …", highlight=False)
-        cell = make_cell(normalise(factors), settings)
-        try:
-            if cell.problem is not None:
-                raise cell.problem
-            yield label, resolve(cell, settings, say), ""
-        except Unmeasured as failure:
-            yield label, cell, f"{failure}; log: {failure.log}"
-        except UserError as error:
-            yield label, cell, str(error)
+    with Warm() as warm:
+        for label, factors in rows:
+            out.print(f"{label} …", highlight=False)
+            cell = make_cell(normalise(factors), settings)
+            start = warm.starter(capabilities(factors.library).modules) if settings.preload else fresh
+            try:
+                if cell.problem is not None:
+                    raise cell.problem
+                yield label, resolve(cell, settings, say, start), ""
+            except Unmeasured as failure:
+                yield label, cell, f"{failure}; log: {failure.log}"
+            except UserError as error:
+                yield label, cell, str(error)
 
 
 def _comparison(rows: Sequence[tuple[str, Cell, str]], title: str) -> Table:

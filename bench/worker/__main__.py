@@ -13,14 +13,17 @@ import traceback
 from pathlib import Path
 
 
-def main(arguments: list[str]) -> None:
-    """Run the rank and leave the process without waiting for any library's threads."""
+def main(arguments: list[str], parent_pid: int | None = None) -> None:
+    """Run the rank and leave the process without waiting for any library's threads.
+
+    ``parent_pid``: whose death ends it, the job's parent unless given.
+    """
     from bench.jobs import Job
     from bench.lifeline import die_with_parent
 
     job_file, rank, fd = arguments[0], int(arguments[1]), int(arguments[2])
     job = Job.loads(Path(job_file).read_text())
-    die_with_parent(job.parent_pid)
+    die_with_parent(job.parent_pid if parent_pid is None else parent_pid)
 
     from bench.worker.channel import Channel
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from adapters.protocol import Capabilities, Pipeline
@@ -66,6 +67,8 @@ def run_rank(job: Job, rank: int, channel: Channel) -> RankResult:
     forget_model()
     ranks.release_memory()
     next_batch = _batches(job, pipeline, work)
+    # Dropout's draws must not depend on what was imported or built before, and when.
+    torch.manual_seed(job.factors.seed)
     with device_lock(ranks, channel, job.lock_paths), foreign_load(ranks) as load:
         steps = run_steps(ranks, channel, pipeline, next_batch, warmup_steps=job.warmup_steps, steps=job.steps)
         busy = load()

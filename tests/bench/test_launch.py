@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from bench.factors import Factors, Model
 from bench.jobs import Job, Message
 from bench.launch import Interrupted, Outcome, launch
 from bench.registry import libraries
+from bench.warm import fresh
 
 STANDIN = Path(__file__).with_name("standin_worker.py")
 GRACE_S = 0.4
@@ -89,7 +91,7 @@ def launch_standins(
         wall_limit_s=wall_limit_s,
         environment={"STANDIN": json.dumps(scripts), "STANDIN_PIDS": str(folder / "pids")},
         on_message=on_message,
-        worker=(str(STANDIN),),
+        start=functools.partial(fresh, worker=(str(STANDIN),)),
         grace_s=GRACE_S,
     )
 
@@ -240,7 +242,7 @@ def test_a_cell_that_cannot_start_leaves_nothing(tmp_path: Path) -> None:
     descriptors = set(os.listdir("/proc/self/fd"))
     (tmp_path / "work").mkdir()
     with pytest.raises(ValueError, match="null byte"):
-        launch(_job(tmp_path, 2, 5), tmp_path / "log", wall_limit_s=5, worker=("a\0b",))
+        launch(_job(tmp_path, 2, 5), tmp_path / "log", wall_limit_s=5, start=functools.partial(fresh, worker=("a\0b",)))
     assert list((tmp_path / "work").iterdir()) == []
     assert set(os.listdir("/proc/self/fd")) == descriptors
 

@@ -22,6 +22,7 @@ from bench.launch import launch
 from bench.plan import Cell, plan
 from bench.record import Record, load, load_all, records_dir, write
 from bench.run import Busy, bury_dead, done, run_cell, unsupported
+from bench.warm import fresh
 
 STANDIN = Path(__file__).with_name("standin_worker.py")
 OK = ["phase measure", "result"]
@@ -53,7 +54,8 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
         (tmp_path / name).mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     monkeypatch.setenv("STANDIN_PIDS", str(tmp_path / "pids"))
-    monkeypatch.setattr(run, "launch", functools.partial(launch, worker=(str(STANDIN),), grace_s=0.3))
+    monkeypatch.setattr(run, "launch", functools.partial(launch, grace_s=0.3))
+    monkeypatch.setattr(run, "fresh", functools.partial(fresh, worker=(str(STANDIN),)))
 
     def set_scripts(*scripts: list[str]) -> None:
         monkeypatch.setenv("STANDIN", json.dumps(scripts))

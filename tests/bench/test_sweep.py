@@ -21,6 +21,7 @@ import pytest
 from rich.console import Console
 
 from bench import claim, run
+from bench import sweep as sweep_module
 from bench.errors import UserError
 from bench.expand import expand
 from bench.jobs import Message, to_json
@@ -29,6 +30,7 @@ from bench.plan import Cell, plan
 from bench.record import Record, load_all
 from bench.run import bury_dead
 from bench.sweep import _Progress, check_writable, sweep
+from bench.warm import fresh
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -49,12 +51,14 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[st
     (tmp_path / "pids").mkdir()
     monkeypatch.setenv("STANDIN_PIDS", str(tmp_path / "pids"))
     worker = (str(HERE / "standin_worker.py"),)
-    monkeypatch.setattr(run, "launch", functools.partial(launch, worker=worker, grace_s=0.3))
+    monkeypatch.setattr(run, "launch", functools.partial(launch, grace_s=0.3))
+    monkeypatch.setattr(sweep_module, "fresh", functools.partial(fresh, worker=worker))
     return lambda does: monkeypatch.setenv("STANDIN", json.dumps({k: [v, v] for k, v in does.items()}))
 
 
 def _expand(results: Path, *overrides: str) -> Expanded:
-    given = ["batch_size=8", "micro_batches=4", "stages=2", "device=cpu", "baseline=false", f"results_dir={results}"]
+    given = ["batch_size=8", "micro_batches=4", "stages=2", "device=cpu", "baseline=false", "preload=false"]
+    given.append(f"results_dir={results}")
     keys = {o.partition("=")[0] for o in overrides}
     expanded = expand([*overrides, *(g for g in given if g.partition("=")[0] not in keys)])
     return plan(replace(expanded, several=True)), expanded.settings
@@ -244,9 +248,9 @@ def _wait_for(what: Callable[[], Any], process: subprocess.Popen[str]) -> Any:
 
 
 def _workers(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    children = psutil.Process(process.pid).children()
-    workers = [c for c in children if "bench.worker" in c.cmdline()]
-    return workers if len(workers) == 2 else []
+    """The warm process and the two ranks that it forked, once they are there."""
+    workers = [c for c in psutil.Process(process.pid).children(recursive=True) if "bench.worker.warm" in c.cmdline()]
+    return workers if len(workers) == 3 else []
 
 
 def _gone(processes: list[psutil.Process]) -> bool:
