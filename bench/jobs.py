@@ -52,8 +52,9 @@ def factors_from_json(data: dict[str, Any]) -> Factors:
 class Job:
     """All that a worker process needs to run one rank.
 
-    ``task``: run a ``cell``; measure the ``profile`` of its model; or ask the library for its own
-    partition (``native``).
+    ``task``: the module whose ``run_rank`` it calls: ``bench.worker.cell`` runs a cell,
+    ``bench.worker.profile`` measures its model's layers, ``bench.worker.native`` asks the library for
+    its own partition.
     ``partition`` holds p·v numbers of layers (one, the whole model, for a library without a
     pipeline).  ``device_indices`` are CUDA indices a stage (empty on CPU).  ``rendezvous`` is a file
     path for torch's FileStore.  ``cache_dir`` holds references shared by a study's cells.
@@ -61,7 +62,7 @@ class Job:
     ``double_parity``: run parity (b) as well, since no record of it exists yet.
     """
 
-    task: Literal["cell", "profile", "native"] = "cell"
+    task: str = "bench.worker.cell"
     run_id: str
     cell_id: str
     factors: Factors

@@ -143,4 +143,4 @@ def _job(job: Job, task: str, world_size: int) -> Job:
     factors: Factors = job.factors
     if task == "profile":
         factors = factors.replace(stages=world_size)
-    return replace(job, task=task, world_size=world_size, factors=factors)  # type: ignore[arg-type]
+    return replace(job, task=f"bench.worker.{task}", world_size=world_size, factors=factors)

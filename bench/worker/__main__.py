@@ -32,7 +32,7 @@ def main(arguments: list[str], parent_pid: int | None = None) -> None:
         channel.phase("build")
         from bench.jobs import to_json
 
-        run_rank = importlib.import_module(f"bench.worker.{job.task}").run_rank
+        run_rank = importlib.import_module(job.task).run_rank
         channel.result(to_json(run_rank(job, rank, channel)))
         code = 0
     except BaseException as error:

@@ -96,7 +96,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcom
         (folder / "work").mkdir(parents=True)
         (folder / "work" / "rendezvous").touch()
         (tmp_path / "does.py").write_text(does)
-        job = dataclasses.replace(_job(folder, 2, 60), task="cell", parent_pid=os.getpid())
+        job = dataclasses.replace(_job(folder, 2, 60), parent_pid=os.getpid())
         return launch(
             job,
             tmp_path / "log",
