@@ -23,30 +23,50 @@ class _Sleep(torch.autograd.Function):
 
 
 class Sleep(nn.Module):
-    """y = w · x, ``width`` times side by side, after a sleep; its backward sleeps twice as long."""
+    """y = w · x after a sleep; its backward sleeps twice as long."""
 
-    def __init__(self, forward_s: float, width: int = 1, narrow: int = 1) -> None:
+    def __init__(self, forward_s: float) -> None:
         super().__init__()
-        self.forward_s, self.width, self.narrow = forward_s, width, narrow
+        self.forward_s = forward_s
         self.weight = nn.Parameter(torch.ones(1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = _Sleep.apply(x, self.forward_s, 2 * self.forward_s) * self.weight
-        if self.narrow > 1:
-            return x.view(len(x), self.narrow, -1).mean(1)
-        return x.repeat(1, self.width) if self.width > 1 else x
+        y: torch.Tensor = _Sleep.apply(x, self.forward_s, 2 * self.forward_s)  # type: ignore[no-untyped-call]
+        return y * self.weight
 
 
-def planted(num_classes: int, unit_s: float, wide: int) -> nn.Sequential:
-    """Sleeps of 4, 4, 1, 1, 4, 4 units forward; what crosses between the middle two is ``wide`` times as wide.
+class Widen(nn.Module):
+    """x, ``times`` times side by side."""
 
-    In two stages 3-3 is even by time and the only cut that crosses the wide boundary.
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.repeat(1, self.times)
+
+
+class Narrow(nn.Module):
+    """The mean of what ``Widen`` put side by side."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(len(x), self.times, -1).mean(1)
+
+
+def planted(num_classes: int, sleep_s: float, times: int) -> nn.Sequential:
+    """Two sleeping layers, one that widens, one that narrows, two sleeping layers.
+
+    In two stages 3-3 is even by time, and the only cut that something wide crosses.
     """
     return nn.Sequential(
-        nn.Sequential(nn.Flatten(), nn.Linear(192, num_classes), Sleep(4 * unit_s)),
-        Sleep(4 * unit_s),
-        Sleep(unit_s, width=wide),
-        Sleep(unit_s, narrow=wide),
-        Sleep(4 * unit_s),
-        Sleep(4 * unit_s),
+        nn.Sequential(nn.Flatten(), nn.Linear(192, num_classes), Sleep(sleep_s)),
+        Sleep(sleep_s),
+        Widen(times),
+        Narrow(times),
+        Sleep(sleep_s),
+        Sleep(sleep_s),
     )
