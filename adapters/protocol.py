@@ -123,7 +123,13 @@ class ReadBack:
 
 
 class Pipeline(Protocol):
-    """A built pipeline on one rank."""
+    """A built pipeline on one rank.
+
+    Where a schedule runs a backward in halves, which no hook on a module sees, the pipeline also has
+    ``backward_halves()``: model stage → (object, {"backward": method that gives the input's
+    gradient, "backward_weight": method that gives the parameters'}), each called with the
+    micro-batch first.
+    """
 
     def place(self, x: torch.Tensor, y: torch.Tensor) -> Any:
         """Put a mini-batch (on the CPU, whole, the same on every rank) where the library wants it.

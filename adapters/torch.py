@@ -180,6 +180,7 @@ class TorchPipeline:
                     output_args=_static(metas[k + 1], device, requires_grad=True),
                 )
             )
+        self._made = dict(zip(self.mine, made, strict=True))
         self.first, self.last = 0 in self.mine, count - 1 in self.mine
         make: Callable[..., Any] = getattr(schedule_module, _CLASSES[task.schedule])
         several = task.virtual_stages > 1
@@ -215,6 +216,12 @@ class TorchPipeline:
     def optimizer(self) -> torch.optim.Optimizer | None:
         return self.optim
 
+    def backward_halves(self) -> Mapping[int, tuple[Any, Mapping[str, str]]]:
+        if "zero_bubble" not in self.task.schedule:
+            return {}
+        names = {"backward": "backward_one_chunk", "backward_weight": "backward_weight_one_chunk"}
+        return {k: (stage, names) for k, stage in self._made.items()}
+
     def read_back(self) -> ReadBack:
         name = type(self.schedule).__name__
         return ReadBack(
@@ -225,7 +232,7 @@ class TorchPipeline:
         )
 
     def close(self) -> None:
-        del self.schedule
+        del self.schedule, self._made
 
 
 def build(task: Task) -> TorchPipeline:

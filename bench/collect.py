@@ -38,6 +38,7 @@ def run_row(r: Record, merit: Merit | None) -> Row:
     f = r.factors
     versions = r.environment.get("versions", {})
     a, b = r.parity, r.parity_double
+    account = r.account
     peaks = [s.peak_allocated_bytes for s in r.stages if s.peak_allocated_bytes is not None]
     return {
         "run_id": r.run_id,
@@ -89,6 +90,17 @@ def run_row(r: Record, merit: Merit | None) -> Row:
         "speedup": merit and merit.speedup,
         "ratio_to_one_stage": merit and merit.ratio_to_one_stage,
         "efficiency": merit and merit.efficiency,
+        "bubble": account.bubble if account else None,
+        "ideal_bubble": account.ideal_bubble if account else None,
+        "overlapped": account.overlap if account else None,
+        "traced_step_time_s": account.step_time_s if account else None,
+        "ideal_s": account.ideal_s if account else None,
+        "bubble_s": account.bubble_s if account else None,
+        "imbalance_s": account.imbalance_s if account else None,
+        "recompute_s": account.recompute_s if account else None,
+        "communication_s": account.communication_s if account else None,
+        "unexplained_s": account.unexplained_s if account else None,
+        "stamp_cost_s": r.stamp_cost_s,
         "peak_bytes": max(peaks) if peaks else None,
         "parity": parity_word(r),
         "parity_gradient_error": a and a.gradient_error,
@@ -117,9 +129,16 @@ def run_row(r: Record, merit: Merit | None) -> Row:
 
 def stage_rows(r: Record) -> list[Row]:
     """The run's rows of stages.csv."""
-    copied = [c.name for c in STAGES if c.name not in ("run_id", "layers")]
+    traced = ("busy_s", "idle_s", "waiting_s")
+    copied = [c.name for c in STAGES if c.name not in ("run_id", "layers", *traced)]
+    lanes = {lane.stage: lane for lane in r.account.lanes} if r.account else {}
     return [
-        {"run_id": r.run_id, "layers": _ranges(s.layers), **{name: getattr(s, name) for name in copied}}
+        {
+            "run_id": r.run_id,
+            "layers": _ranges(s.layers),
+            **{name: getattr(s, name) for name in copied},
+            **{name: getattr(lanes[s.stage], name) if s.stage in lanes else None for name in traced},
+        }
         for s in r.stages
     ]
 

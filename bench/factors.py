@@ -109,6 +109,7 @@ class Settings:
     the device lock excepted).  ``profile``: measure the model's layers for every cell, so that its
     step time is predicted, not only where the balance needs it.  ``preload``: fork ranks from a
     process that has imported the library, instead of fresh interpreters.
+    ``trace``: add a pass that stamps what every device does when.
     """
 
     trials: tuple[int, ...] = (0,)
@@ -121,3 +122,4 @@ class Settings:
     baseline: bool = True
     profile: bool = False
     preload: bool = True
+    trace: bool = True

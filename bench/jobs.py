@@ -18,8 +18,10 @@ __all__ = [
     "Message",
     "ParityResult",
     "RankResult",
+    "SpanResult",
     "StageResult",
     "StepResult",
+    "TraceResult",
     "factors_from_json",
     "rank_result_from_json",
     "to_json",
@@ -59,7 +61,8 @@ class Job:
     pipeline).  ``device_indices`` are CUDA indices a stage (empty on CPU).  ``rendezvous`` is a file
     path for torch's FileStore.  ``cache_dir`` holds references shared by a study's cells.
     ``lock_paths`` are the host-wide device locks to hold from warm-up to the end of measuring.
-    ``double_parity``: run parity (b) as well, since no record of it exists yet.
+    ``double_parity``: run parity (b) as well, since no record of it exists yet.  ``trace``: run the
+    trace pass.
     """
 
     task: str = "bench.worker.cell"
@@ -77,6 +80,7 @@ class Job:
     double_parity: bool
     timeout_s: float
     parent_pid: int
+    trace: bool = False
 
     @classmethod
     def loads(cls, text: str) -> Job:
@@ -148,6 +152,32 @@ class StageResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpanResult:
+    """What a device did in a traced step, in seconds from the step's start on this rank.
+
+    ``kind``: forward, recompute, backward (of a split backward the half that gives the input's
+    gradient), backward_weight (the other half) or update (the optimizer; no model stage and
+    micro-batch, −1).  ``stage`` is the device, ``model_stage`` what ran on it.
+    """
+
+    step: int
+    stage: int
+    model_stage: int
+    kind: str
+    micro_batch: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceResult:
+    """The trace pass of one rank: its step times, and host seconds that one stamp costs."""
+
+    step_times_s: tuple[float, ...]
+    stamp_cost_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class ParityResult:
     """The work compared with the reference: worst layer's norm-relative errors.
 
@@ -178,7 +208,7 @@ class RankResult:
     another task than a cell was to find out.
     ``parity`` is (a), ``parity_double`` (b) where it ran here, ``parity_unchecked`` the reason
     where the reference fits nowhere.  ``stepping_s``: seconds in optimizer steps of any phase, the
-    reference's included.
+    reference's included.  ``trace`` and ``spans``: the trace pass.
     """
 
     rank: int
@@ -191,6 +221,8 @@ class RankResult:
     parity_unchecked: str = ""
     foreign_load: float | None = None
     stepping_s: float = 0.0
+    trace: TraceResult | None = None
+    spans: tuple[SpanResult, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -202,6 +234,7 @@ def stage_from_json(data: dict[str, Any]) -> StageResult:
 def rank_result_from_json(data: dict[str, Any]) -> RankResult:
     """The inverse of ``to_json(result)``."""
     parities = {key: ParityResult(**data[key]) for key in ("parity", "parity_double") if data[key]}
+    trace = data.get("trace")
     return RankResult(
         **{
             **data,
@@ -209,5 +242,7 @@ def rank_result_from_json(data: dict[str, Any]) -> RankResult:
             "steps": tuple(StepResult(**s) for s in data["steps"]),
             "stages": tuple(stage_from_json(s) for s in data["stages"]),
             "notes": tuple(data["notes"]),
+            "trace": TraceResult(**{k: _tuples(v) for k, v in trace.items()}) if trace else None,
+            "spans": tuple(SpanResult(**span) for span in data.get("spans", ())),
         }
     )

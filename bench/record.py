@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from bench.account import Account, Lane
 from bench.factors import Factors
 from bench.jobs import ParityResult, StageResult, Status, factors_from_json, stage_from_json, to_json
 from bench.partition.prediction import Prediction
@@ -41,8 +42,9 @@ class Record:
     parent's time from claim to record without waiting for the device lock (``waited_s``);
     ``fixed_cost_s`` = ``wall_s`` minus all optimizer steps, those of parity and of its reference and
     of the memory pass included.  ``resolved`` is what was read back from the library.
-    ``prediction`` is what a profile says of the partition.  ``overlap``: whether stages can overlap
-    on this device.
+    ``prediction`` is what a profile says of the partition.  ``account`` is of the traced step of
+    median length, its spans stand in the file ``trace``, a stamp cost ``stamp_cost_s``.
+    ``overlap``: whether stages can overlap on this device.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -74,6 +76,9 @@ class Record:
     parity_double_run: str = ""
     parity_unchecked: str = ""
     foreign_load: float | None = None
+    account: Account | None = None
+    stamp_cost_s: float | None = None
+    trace: str = ""
     notes: tuple[str, ...] = ()
     environment: dict[str, Any] = field(default_factory=dict)
     log: str = ""
@@ -116,6 +121,9 @@ def from_json(data: dict[str, Any]) -> Record:
         made["prediction"] = Prediction(**{k: _tuple(v) for k, v in data["prediction"].items()})
     made["steps"] = tuple(Step(**{**s, "rank_times_s": tuple(s["rank_times_s"])}) for s in data["steps"])
     made["stages"] = tuple(stage_from_json(s) for s in data["stages"])
+    if data.get("account"):
+        lanes = tuple(Lane(**lane) for lane in data["account"]["lanes"])
+        made["account"] = Account(**{**data["account"], "lanes": lanes})
     for key in ("parity", "parity_double"):
         made[key] = ParityResult(**data[key]) if data[key] else None
     return Record(**made)

@@ -16,14 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from bench import claim, record
+from bench.account import account, ideal_bubble
 from bench.environment import describe
 from bench.factors import Factors, Settings
 from bench.hardware import Gpu, device_locks, visible_gpus
 from bench.jobs import Job, Message, RankResult, StageResult, Status, to_json
 from bench.launch import Interrupted, Outcome, launch
+from bench.partition.rules import schedule_of
 from bench.plan import Cell, versions_of
 from bench.record import Record, Step
 from bench.registry import capabilities
+from bench.traces import write_spans
 from bench.warm import Start, fresh
 
 __all__ = [
@@ -230,6 +233,10 @@ def _run_claimed(
         except Interrupted as interrupted:
             outcome, stop = interrupted.outcome, interrupted
     made = _finish(blank, outcome, time.monotonic() - started)
+    spans = [span for result in outcome.results for span in result.spans]
+    if made.account is not None:
+        made = replace(made, trace=f"traces/{made.run_id}.csv")
+        write_spans(spans, settings.results_dir / made.trace)
     return _with_double(made, known, double_run, settings.results_dir), stop
 
 
@@ -263,6 +270,7 @@ def make_job(cell: Cell, settings: Settings, run_id: str, folder: str, *, double
         double_parity=double,
         timeout_s=settings.timeout_s,
         parent_pid=os.getpid(),
+        trace=settings.trace,
     )
 
 
@@ -293,7 +301,28 @@ def _finish(blank: Record, outcome: Outcome, wall_s: float) -> Record:
         foreign_load=first.foreign_load,
         fixed_cost_s=wall_s - outcome.waited_s - first.stepping_s,
     )
-    return _judged(made)
+    return _judged(_traced(made, results))
+
+
+def _traced(made: Record, results: list[RankResult]) -> Record:
+    """The record with the account of its traced steps."""
+    spans = [span for r in results for span in r.spans]
+    traces = [r.trace for r in results if r.trace is not None]
+    if not spans or not traces:
+        return made
+    f, serial = made.factors, not made.overlap and made.factors.stages > 1
+    pipelined = capabilities(f.library).stages_are == "devices"
+    found = account(
+        spans,
+        [max(times) for times in zip(*(t.step_times_s for t in traces), strict=True)],
+        stages=f.stages,
+        schedule=schedule_of(f) if pipelined else None,
+        ideal=ideal_bubble(f.schedule, f.stages, f.virtual_stages, f.micro_batches, overlap=not serial)
+        if pipelined
+        else None,
+        serial=serial,
+    )
+    return replace(made, account=found, stamp_cost_s=max(t.stamp_cost_s for t in traces))
 
 
 def _judged(made: Record) -> Record:

@@ -120,6 +120,17 @@ RUNS = (
         nullable=True,
     ),
     Column("efficiency", "float", "", "speedup / stages", nullable=True),
+    Column("bubble", "float", "", "1 − busy/(devices × span) of the traced step", nullable=True),
+    Column("ideal_bubble", "float", "", "of its schedule with even stages and free boundaries", nullable=True),
+    Column("overlapped", "bool", "", "whether two devices were ever busy at once in it", nullable=True),
+    Column("traced_step_time_s", "float", "s", "the traced step, which the next six add up to", nullable=True),
+    Column("ideal_s", "float", "s", "all forwards, backwards, updates, evenly over the devices", nullable=True),
+    Column("bubble_s", "float", "s", "what the schedule adds for even stages", nullable=True),
+    Column("imbalance_s", "float", "s", "what the measured stages add to that", nullable=True),
+    Column("recompute_s", "float", "s", "what recomputation adds to that", nullable=True),
+    Column("communication_s", "float", "s", "transfers, waiting and the library's own work between", nullable=True),
+    Column("unexplained_s", "float", "s", "before the first forward and after the last update", nullable=True),
+    Column("stamp_cost_s", "float", "s", "what a stamp of the trace cost the host", nullable=True),
     Column("peak_bytes", "int", "bytes", "allocated peak of the largest stage (CPU: live storages)", nullable=True),
     Column(
         "parity", "text", "", "whether the work was proved equal", ("checked", "unchecked", "failed"), nullable=True
@@ -158,6 +169,9 @@ STAGES = (
     Column("parameters", "int", "", "how many numbers"),
     Column("parameter_bytes", "int", "bytes", "their size"),
     Column("dtype", "text", "", "read back from the parameters", nullable=True),
+    Column("busy_s", "float", "s", "forwards, recomputations and backwards of the traced step", nullable=True),
+    Column("idle_s", "float", "s", "the rest of its span", nullable=True),
+    Column("waiting_s", "float", "s", "of that between the device's first and last work", nullable=True),
     Column("peak_allocated_bytes", "int", "bytes", "peak of a step (CPU: live storages)", nullable=True),
     Column("peak_reserved_bytes", "int", "bytes", "peak that the CUDA allocator held", nullable=True),
 )

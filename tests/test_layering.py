@@ -28,10 +28,11 @@ FLOW = [
     *("errors", "factors", "jobs"),
     *("partition.solver", "partition.simulate", "partition.predict", "partition.optimal"),
     *("partition.profile", "partition.prediction", "partition.rules"),
+    *("account", "traces"),
     *("registry", "hardware", "config", "expand", "plan"),
     *("lifeline", "warm", "launch"),
     *("record", "environment", "claim", "run", "resolve"),
-    *("merit", "schema", "collect", "table", "partition.__main__"),
+    *("merit", "schema", "collect", "table", "timeline", "partition.__main__"),
     *("sweep", "help", "__main__"),
 ]
 # (importer, imported) inside a function: the plan command also shows what is done already.

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from adapters.protocol import Capabilities, Pipeline
-from bench.jobs import Job, RankResult, StageResult
+from bench.jobs import Job, RankResult, SpanResult, StageResult, TraceResult
 from bench.registry import capabilities
 from bench.worker import memory, parity
 from bench.worker.build import Work, build, forget_model
@@ -20,6 +20,7 @@ from bench.worker.channel import Channel
 from bench.worker.data import loader, synthetic
 from bench.worker.measure import device_lock, foreign_load, run_steps
 from bench.worker.ranks import Ranks, join, set_precision
+from bench.worker.trace import trace
 
 __all__ = ["lanes", "run_rank"]
 
@@ -34,7 +35,7 @@ def lanes(job: Job, can: Capabilities) -> Callable[[int], int]:
 
 
 def run_rank(job: Job, rank: int, channel: Channel) -> RankResult:
-    """Build → parity → warm up → measure → memory pass; a failed parity ends it before the clock."""
+    """Build → parity → warm up → measure → memory pass → trace pass; a failed parity ends it before the clock."""
     # It dumps its whole schedule at each error, which would bury the cause in the log.
     logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
     can = capabilities(job.factors.library)
@@ -82,10 +83,17 @@ def run_rank(job: Job, rank: int, channel: Channel) -> RankResult:
         _stage(job, ranks, pipeline, stage, lane, peak, str(dtype).removeprefix("torch."))
         for stage, peak in peaks.items()
     )
+    traced: TraceResult | None = None
+    spans: tuple[SpanResult, ...] = ()
+    if job.trace:
+        channel.phase("trace")
+        traced, spans = trace(ranks, channel, pipeline, batch, lane)
     pipeline.close()
     del pipeline
     gc.collect()
-    return _leave(ranks, channel, replace(result, steps=steps, stages=stages, foreign_load=busy))
+    return _leave(
+        ranks, channel, replace(result, steps=steps, stages=stages, foreign_load=busy, trace=traced, spans=spans)
+    )
 
 
 def _leave(ranks: Ranks, channel: Channel, result: RankResult) -> RankResult:

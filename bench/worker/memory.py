@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from adapters.protocol import Pipeline
 from bench.worker.ranks import Ranks
-from bench.worker.stage_hooks import StageHooks
+from bench.worker.stage_hooks import Call, StageHooks
 
 __all__ = ["peaks"]
 
@@ -66,17 +66,17 @@ class _StageWatch:
     def __init__(self, live: _LiveStorages, lane: Callable[[int], int]) -> None:
         self._live, self._lane, self._local = live, lane, threading.local()
 
-    def enter(self, model_stage: int, recompute: bool) -> None:
-        self._live.stage = self._lane(model_stage)
+    def enter(self, call: Call) -> None:
+        self._live.stage = self._lane(call.stage)
         watch = _Watch(self._live)
         self._local.watches = [*getattr(self._local, "watches", []), watch]
         watch.__enter__()
 
-    def leave(self, model_stage: int, recompute: bool) -> None:
+    def leave(self, call: Call) -> None:
         self._local.watches.pop().__exit__(None, None, None)
 
-    def backward(self, model_stage: int) -> None:
-        self._live.stage = self._lane(model_stage)
+    def backward(self, call: Call) -> None:
+        self._live.stage = self._lane(call.stage)
 
 
 def peaks(

@@ -70,3 +70,10 @@ def planted(num_classes: int, sleep_s: float, times: int) -> nn.Sequential:
         Sleep(sleep_s),
         Sleep(sleep_s),
     )
+
+
+def even(num_classes: int, layers: int, sleep_s: float, slow: int = -1) -> nn.Sequential:
+    """``layers`` layers that sleep ``sleep_s`` forward and twice that backward; ``slow`` takes twice as long."""
+    times = [sleep_s * (2 if i == slow else 1) for i in range(layers)]
+    first = nn.Sequential(nn.Flatten(), nn.Linear(192, num_classes), Sleep(times[0]))
+    return nn.Sequential(first, *(Sleep(t) for t in times[1:]))
