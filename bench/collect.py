@@ -14,6 +14,7 @@ import pandas as pd
 
 from bench.errors import UserError
 from bench.factors import Options
+from bench.hardware import peak_flops
 from bench.merit import Merit, merits
 from bench.record import Record, load_all, records_dir
 from bench.registry import capabilities, libraries
@@ -81,9 +82,15 @@ def run_row(r: Record, merit: Merit | None) -> Row:
         "fail_phase": r.fail_phase,
         "fail_reason": r.fail_reason,
         "steps": sum(not s.warmup for s in r.steps),
-        "step_time_s": merit and merit.step_time_s,
-        "step_time_low_s": merit and merit.step_time_low_s,
-        "step_time_high_s": merit and merit.step_time_high_s,
+        "step_time_s": merit and merit.steps.median,
+        "step_time_low_s": merit and merit.steps.low,
+        "step_time_high_s": merit and merit.steps.high,
+        "step_time_mean_s": merit and merit.steps.mean,
+        "step_time_p5_s": merit and merit.steps.p5,
+        "step_time_p95_s": merit and merit.steps.p95,
+        "autocorrelation": merit and merit.steps.autocorrelation,
+        "verdict": merit and merit.steps.verdict,
+        "verdict_reason": merit and merit.steps.reason,
         "throughput": merit and merit.throughput,
         "throughput_low": merit and merit.throughput_low,
         "throughput_high": merit and merit.throughput_high,
@@ -101,6 +108,7 @@ def run_row(r: Record, merit: Merit | None) -> Row:
         "communication_s": account.communication_s if account else None,
         "unexplained_s": account.unexplained_s if account else None,
         "stamp_cost_s": r.stamp_cost_s,
+        **_flops(r, merit),
         "peak_bytes": max(peaks) if peaks else None,
         "parity": parity_word(r),
         "parity_gradient_error": a and a.gradient_error,
@@ -127,15 +135,34 @@ def run_row(r: Record, merit: Merit | None) -> Row:
     }
 
 
+def _flops(r: Record, merit: Merit | None) -> Row:
+    """FLOPs of a step, known where there is a profile; recomputation is work, but not the model's."""
+    if r.prediction is None:
+        return dict.fromkeys(("flops_per_step", "recompute_flops_per_step", "achieved_flops_per_s", "utilisation"))
+    f, m = r.factors, r.factors.micro_batches
+    repeats = {"never": 0, "except_last": m - 1, "always": m}[f.checkpoint]
+    flops = sum(r.prediction.stage_flops) * m
+    achieved = flops / merit.steps.median if merit else None
+    peak = peak_flops(r.hardware, f.precision) if f.device == "cuda" else None
+    return {
+        "flops_per_step": flops,
+        "recompute_flops_per_step": sum(r.prediction.stage_forward_flops) * repeats,
+        "achieved_flops_per_s": achieved,
+        "utilisation": achieved / (peak * f.stages) if achieved and peak and not f.share_devices else None,
+    }
+
+
 def stage_rows(r: Record) -> list[Row]:
     """The run's rows of stages.csv."""
     traced = ("busy_s", "idle_s", "waiting_s")
-    copied = [c.name for c in STAGES if c.name not in ("run_id", "layers", *traced)]
+    copied = [c.name for c in STAGES if c.name not in ("run_id", "layers", "predicted_peak_bytes", *traced)]
+    counted = r.prediction.memory if r.prediction else ()
     lanes = {lane.stage: lane for lane in r.account.lanes} if r.account else {}
     return [
         {
             "run_id": r.run_id,
             "layers": _ranges(s.layers),
+            "predicted_peak_bytes": counted[s.stage].total if s.stage < len(counted) else None,
             **{name: getattr(s, name) for name in copied},
             **{name: getattr(lanes[s.stage], name) if s.stage in lanes else None for name in traced},
         }

@@ -34,10 +34,14 @@ _POSITIVE = (
     "virtual_stages",
     "nodes",
     "steps",
+    "target_ci",
+    "max_steps",
     "timeout_s",
     "wall_limit_s",
 )
 _NOT_NEGATIVE = ("warmup_steps", "trial", "seed")
+
+_STEPS = typing.get_type_hints(Settings)["steps"]
 
 Tree = dict[str, Any]
 
@@ -191,6 +195,8 @@ def _hints(kind: type) -> dict[str, Any]:
 def _typed(key: str, value: Any, hint: Any) -> Any:
     """The value as the field's type; raises UserError in the user's words."""
     origin = typing.get_origin(hint)
+    if hint == _STEPS:
+        return value if value == "auto" else _typed(key, value, int)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in typing.get_args(hint):
             return None
@@ -268,7 +274,7 @@ def from_tree(tree: Tree) -> tuple[Factors, Settings]:
 
 def check_range(key: str, value: Any) -> Any:
     """The value, if it lies in the key's range."""
-    if key in _POSITIVE and not value > 0:
+    if key in _POSITIVE and value != "auto" and not value > 0:
         raise UserError(key, value, "must be above 0", "give a positive number")
     if key in _NOT_NEGATIVE and value < 0:
         raise UserError(key, value, "must not be negative", "give 0 or more")

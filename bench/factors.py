@@ -104,17 +104,20 @@ class Factors:
 class Settings:
     """How cells are run; none of it enters a cell's id.
 
-    ``devices`` are indices into the visible GPUs (None: the first ``stages``); ``timeout_s`` ends
-    a cell that reports nothing for so long, ``wall_limit_s`` bounds the whole cell (waiting for
-    the device lock excepted).  ``profile``: measure the model's layers for every cell, so that its
-    step time is predicted, not only where the balance needs it.  ``preload``: fork ranks from a
-    process that has imported the library, instead of fresh interpreters.
-    ``trace``: add a pass that stamps what every device does when.
+    ``steps=auto`` goes on until half the interval of the median step is within ``target_ci`` of
+    it, or for ``max_steps``.  ``devices`` are indices into the visible GPUs (None: the first
+    ``stages``); ``timeout_s`` ends a cell that reports nothing for so long, ``wall_limit_s`` bounds
+    the whole cell (waiting for the device lock excepted).  ``profile``: measure the model's layers
+    for every cell, so that its step time is predicted, not only where the balance needs it.
+    ``preload``: fork ranks from a process that has imported the library, instead of fresh
+    interpreters.  ``trace``: add a pass that stamps what every device does when.
     """
 
     trials: tuple[int, ...] = (0,)
     warmup_steps: int = 3
-    steps: int = 10
+    steps: int | Literal["auto"] = 10
+    target_ci: float = 0.01
+    max_steps: int = 200
     devices: tuple[int, ...] | None = None
     timeout_s: float = 300.0
     wall_limit_s: float = 3600.0

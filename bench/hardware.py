@@ -12,7 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Gpu", "cpu_name", "device_locks", "fingerprint", "link", "visible_gpus"]
+__all__ = ["Gpu", "cpu_name", "device_locks", "fingerprint", "link", "peak_flops", "visible_gpus"]
+
+# FLOP/s of one GPU, dense, from NVIDIA's data sheets (SXM variants where they differ); the first word that a
+# GPU's name holds counts.
+_PEAKS = {
+    "H200": {"fp64": 34e12, "fp32": 67e12, "tf32": 494.7e12, "bf16": 989.4e12},
+    "H100 PCIe": {"fp64": 26e12, "fp32": 51e12, "tf32": 378e12, "bf16": 756e12},
+    "H100": {"fp64": 34e12, "fp32": 67e12, "tf32": 494.7e12, "bf16": 989.4e12},
+    "A100": {"fp64": 9.7e12, "fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12},
+    "V100": {"fp64": 7.8e12, "fp32": 15.7e12},
+}
 
 LOCK_FOLDER = Path("/tmp/pipeline-bench-device-locks")
 
@@ -88,6 +98,12 @@ def chosen(visible: str | None, uuids: Sequence[str]) -> list[int]:
             return []
         found += matches
     return found
+
+
+def peak_flops(name: str, precision: str) -> float | None:
+    """The peak FLOP/s of a GPU of this name; None where it is not known."""
+    known = next((peaks for word, peaks in _PEAKS.items() if word.lower() in name.lower()), {})
+    return known.get(precision)
 
 
 def link(first: Gpu, second: Gpu) -> str:

@@ -61,8 +61,8 @@ class Job:
     pipeline).  ``device_indices`` are CUDA indices a stage (empty on CPU).  ``rendezvous`` is a file
     path for torch's FileStore.  ``cache_dir`` holds references shared by a study's cells.
     ``lock_paths`` are the host-wide device locks to hold from warm-up to the end of measuring.
-    ``double_parity``: run parity (b) as well, since no record of it exists yet.  ``trace``: run the
-    trace pass.
+    ``steps`` is 0 for as many as ``target_ci`` needs, ``max_steps`` at most.  ``double_parity``: run
+    parity (b) as well, since no record of it exists yet.  ``trace``: run the trace pass.
     """
 
     task: str = "bench.worker.cell"
@@ -81,6 +81,8 @@ class Job:
     timeout_s: float
     parent_pid: int
     trace: bool = False
+    target_ci: float = 0.01
+    max_steps: int = 200
 
     @classmethod
     def loads(cls, text: str) -> Job:
@@ -135,7 +137,7 @@ class StageResult:
     """One pipeline device (or replica), as read back from the library and measured.
 
     ``layers`` are flat layer indices.  On CPU ``peak_allocated_bytes`` is the live-storage peak
-    and ``peak_reserved_bytes`` is None.
+    and ``peak_reserved_bytes`` is None; the other peaks are its parts, see ``worker.memory.Peak``.
     """
 
     stage: int
@@ -147,6 +149,12 @@ class StageResult:
     dtype: str
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
+    peak_parameters_bytes: int | None = None
+    peak_gradients_bytes: int | None = None
+    peak_optimizer_state_bytes: int | None = None
+    peak_placed_bytes: int | None = None
+    peak_activations_bytes: int | None = None
+    allocator_retries: int | None = None
     device_uuid: str | None = None
     pci_address: str | None = None
 

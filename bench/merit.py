@@ -5,49 +5,28 @@ The CSVs and the tables both take their figures from here.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bench.record import Record
+from bench.series import Summary, summarise
 
-__all__ = ["Merit", "median_interval", "merits"]
+__all__ = ["Merit", "merits"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Merit:
     """A run's derived figures; None where they do not exist.  Units as in ``schema``."""
 
-    step_time_s: float
-    step_time_low_s: float
-    step_time_high_s: float
+    steps: Summary
     throughput: float
     throughput_low: float
     throughput_high: float
     speedup: float | None
     ratio_to_one_stage: float | None
     efficiency: float | None
-
-
-def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """The distribution-free interval of the median from order statistics, by the binomial distribution.
-
-    The narrowest symmetric pair with at least ``confidence``; with fewer than six values no pair
-    attains 95 % and the range is returned.  Assumes independent steps.  Source: David and Nagaraja,
-    Order Statistics, 3rd edition, 2003, section 7.1.
-    """
-    ordered = sorted(values)
-    n = len(ordered)
-    outside = 0  # 2^n times the probability that the median lies below the k-th smallest (k from 0)
-    best = 0
-    for k in range((n + 1) // 2):
-        outside += math.comb(n, k)
-        if 1 - 2 * outside / 2**n < confidence:
-            break
-        best = k
-    return ordered[best], ordered[n - 1 - best]
 
 
 def _usable(record: Record) -> bool:
@@ -102,17 +81,15 @@ def merits(records: Iterable[Record]) -> dict[str, Merit]:
     result = {}
     for r in usable:
         f = r.factors
-        low, high = median_interval(_times(r))
+        steps = summarise(_times(r))
         # Stages that share a GPU prove correctness; a speed-up of theirs would be a wrong number.
         meaningful = not (f.share_devices and f.stages > 1)
         speedup = _ratio(throughput[r.run_id], baselines.get(_setting(r))) if meaningful else None
         result[r.run_id] = Merit(
-            step_time_s=statistics.median(_times(r)),
-            step_time_low_s=low,
-            step_time_high_s=high,
+            steps=steps,
             throughput=throughput[r.run_id],
-            throughput_low=f.batch_size / high,
-            throughput_high=f.batch_size / low,
+            throughput_low=f.batch_size / steps.high,
+            throughput_high=f.batch_size / steps.low,
             speedup=speedup,
             ratio_to_one_stage=_ratio(throughput[r.run_id], one_stage.get(_one_stage_key(r))) if meaningful else None,
             efficiency=speedup / f.stages if speedup is not None else None,

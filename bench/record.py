@@ -11,6 +11,7 @@ from typing import Any, Literal
 from bench.account import Account, Lane
 from bench.factors import Factors
 from bench.jobs import ParityResult, StageResult, Status, factors_from_json, stage_from_json, to_json
+from bench.partition.memory import MemoryTerms
 from bench.partition.prediction import Prediction
 
 __all__ = ["SCHEMA_VERSION", "Record", "RecordError", "Step", "from_json", "load", "load_all", "records_dir", "write"]
@@ -118,7 +119,8 @@ def from_json(data: dict[str, Any]) -> Record:
     made["partition"] = tuple(data["partition"])
     made["notes"] = tuple(data["notes"])
     if data.get("prediction"):
-        made["prediction"] = Prediction(**{k: _tuple(v) for k, v in data["prediction"].items()})
+        fields_of = {k: _tuple(v) for k, v in data["prediction"].items()}
+        made["prediction"] = Prediction(**fields_of | {"memory": tuple(MemoryTerms(**m) for m in fields_of["memory"])})
     made["steps"] = tuple(Step(**{**s, "rank_times_s": tuple(s["rank_times_s"])}) for s in data["steps"])
     made["stages"] = tuple(stage_from_json(s) for s in data["stages"])
     if data.get("account"):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bench.jobs import PHASES, Status
+from bench.series import Verdict
 
 __all__ = ["RUNS", "STAGES", "STEPS", "TABLES", "Column", "problem"]
 
@@ -57,6 +58,7 @@ def problem(row: Mapping[str, object], columns: Sequence[Column]) -> str:
 
 
 STATUSES = typing.get_args(Status)
+VERDICTS = typing.get_args(Verdict)
 
 RUNS = (
     Column("run_id", "text", "", "the run; its record is records/<run_id>.json"),
@@ -104,10 +106,16 @@ RUNS = (
         "step_time_low_s",
         "float",
         "s",
-        "lower end of the median's interval (order statistics; at least 95 % from six steps on, else the range)",
+        "lower end of the median's 95 % interval, widened for autocorrelation (the range below six steps)",
         nullable=True,
     ),
     Column("step_time_high_s", "float", "s", "upper end of the same interval", nullable=True),
+    Column("step_time_mean_s", "float", "s", "mean of the measured steps", nullable=True),
+    Column("step_time_p5_s", "float", "s", "5th percentile of the measured steps", nullable=True),
+    Column("step_time_p95_s", "float", "s", "95th percentile of the measured steps", nullable=True),
+    Column("autocorrelation", "float", "", "of neighbouring steps, corrected for its bias", nullable=True),
+    Column("verdict", "text", "", "what the series of steps is good for", VERDICTS, nullable=True),
+    Column("verdict_reason", "text", "", "why it is not stable", nullable=True),
     Column("throughput", "float", "samples/s", "batch_size / step_time_s", nullable=True),
     Column("throughput_low", "float", "samples/s", "batch_size / step_time_high_s", nullable=True),
     Column("throughput_high", "float", "samples/s", "batch_size / step_time_low_s", nullable=True),
@@ -131,6 +139,10 @@ RUNS = (
     Column("communication_s", "float", "s", "transfers, waiting and the library's own work between", nullable=True),
     Column("unexplained_s", "float", "s", "before the first forward and after the last update", nullable=True),
     Column("stamp_cost_s", "float", "s", "what a stamp of the trace cost the host", nullable=True),
+    Column("flops_per_step", "int", "FLOP", "the model's forward and backward, by torch's flop_counter", nullable=True),
+    Column("recompute_flops_per_step", "int", "FLOP", "of recomputed forwards, on top of that", nullable=True),
+    Column("achieved_flops_per_s", "float", "FLOP/s", "flops_per_step / step_time_s", nullable=True),
+    Column("utilisation", "float", "", "of that over the devices' peak, where it is known", nullable=True),
     Column("peak_bytes", "int", "bytes", "allocated peak of the largest stage (CPU: live storages)", nullable=True),
     Column(
         "parity", "text", "", "whether the work was proved equal", ("checked", "unchecked", "failed"), nullable=True
@@ -174,6 +186,13 @@ STAGES = (
     Column("waiting_s", "float", "s", "of that between the device's first and last work", nullable=True),
     Column("peak_allocated_bytes", "int", "bytes", "peak of a step (CPU: live storages)", nullable=True),
     Column("peak_reserved_bytes", "int", "bytes", "peak that the CUDA allocator held", nullable=True),
+    Column("peak_parameters_bytes", "int", "bytes", "of the peak: parameters and buffers", nullable=True),
+    Column("peak_gradients_bytes", "int", "bytes", "of the peak: gradients of parameters", nullable=True),
+    Column("peak_optimizer_state_bytes", "int", "bytes", "of the peak: the optimizer's", nullable=True),
+    Column("peak_placed_bytes", "int", "bytes", "of the peak: the placed mini-batch", nullable=True),
+    Column("peak_activations_bytes", "int", "bytes", "of the peak: all else", nullable=True),
+    Column("predicted_peak_bytes", "int", "bytes", "counted from the profile and the schedule alone", nullable=True),
+    Column("allocator_retries", "int", "", "times the CUDA allocator had to free its cache", nullable=True),
 )
 
 STEPS = (

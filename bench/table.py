@@ -99,7 +99,7 @@ def _figures(r: Record, merit: Merit | None) -> list[str | Text]:
     peaks = [s.peak_allocated_bytes for s in r.stages]
     interval = f" [{_number(merit.throughput_low)}, {_number(merit.throughput_high)}]" if merit else ""
     return [
-        _number(merit.step_time_s) if merit else "",
+        _number(merit.steps.median) if merit else "",
         f"{_number(merit.throughput)}{interval}" if merit else "",
         f"{merit.speedup:.2f}" if merit and merit.speedup is not None else "",
         f"{merit.ratio_to_one_stage:.2f}" if merit and merit.ratio_to_one_stage is not None else "",
@@ -152,6 +152,13 @@ def footnotes(records: Sequence[Record], context: Sequence[Record] = ()) -> list
     timed = [r for r in records if r.run_id in derived and r not in shared]
     if any(derived[r.run_id].speedup is None for r in timed):
         lines.append("no speed-up: the baseline at this setting has not been run; a sweep (-m) runs it as well.")
+    doubtful: dict[str, list[str]] = {}
+    for r in timed:
+        steps = derived[r.run_id].steps
+        if steps.verdict != "stable":
+            doubtful.setdefault(f"{steps.verdict}: {steps.reason}", []).append(_short(r))
+    for said, rows in doubtful.items():
+        lines.append(f"{said} ({'all rows' if len(rows) == len(timed) else ', '.join(dict.fromkeys(rows))}).")
     if any(r.factors.device == "cpu" for r in records):
         lines.append("CPU: a stage is one core, peaks count live storages; it says nothing about GPUs.")
     if any(not r.overlap for r in records):
@@ -163,6 +170,10 @@ def footnotes(records: Sequence[Record], context: Sequence[Record] = ()) -> list
     return lines
 
 
+def _short(r: Record) -> str:
+    return f"{r.factors.library.name} p={r.factors.stages} m={r.factors.micro_batches}"
+
+
 def _tolerances(records: Sequence[Record]) -> list[str]:
     """What parity allowed, since it need not be the same for all rows: the wider ones name theirs."""
     lines = []
@@ -171,8 +182,7 @@ def _tolerances(records: Sequence[Record]) -> list[str]:
         for r, result in zip(records, results, strict=True):
             if result is not None:
                 allowed = f"{result.precision} gradient {result.gradient_tolerance:.1e}, update "
-                label = f"{r.factors.library.name} p={r.factors.stages} m={r.factors.micro_batches}"
-                rows.setdefault(f"{allowed}{result.update_tolerance:.1e}", []).append(label)
+                rows.setdefault(f"{allowed}{result.update_tolerance:.1e}", []).append(_short(r))
         usual = max(rows, key=lambda allowed: len(rows[allowed]), default="")
         for allowed, labels in rows.items():
             where = "" if allowed == usual else f" for {', '.join(dict.fromkeys(labels))}"

@@ -177,7 +177,7 @@ def measure(name: str, overrides: list[str]) -> tuple[list[float], list[float]]:
 
 def main(arguments: list[str]) -> int:
     """Exit code 1 where a library's upper end is above 1.02 or its A/A median is off by more than 0.01."""
-    from bench.merit import median_interval
+    from bench.series import median_interval
 
     names = [a for a in arguments if "=" not in a] or list(LIBRARIES)
     print(f"{'library':12} {'harness / direct':>26} {'A/A':>26}  ({PAIRS} pairs, median [95 % interval])")

@@ -27,12 +27,12 @@ WORDS = {"single", "torch"}
 FLOW = [
     *("errors", "factors", "jobs"),
     *("partition.solver", "partition.simulate", "partition.predict", "partition.optimal"),
-    *("partition.profile", "partition.prediction", "partition.rules"),
+    *("partition.profile", "partition.memory", "partition.prediction", "partition.rules"),
     *("account", "traces"),
     *("registry", "hardware", "config", "expand", "plan"),
     *("lifeline", "warm", "launch"),
     *("record", "environment", "claim", "run", "resolve"),
-    *("merit", "schema", "collect", "table", "timeline", "partition.__main__"),
+    *("series", "merit", "schema", "collect", "table", "timeline", "partition.__main__"),
     *("sweep", "help", "__main__"),
 ]
 # (importer, imported) inside a function: the plan command also shows what is done already.

@@ -101,7 +101,7 @@ def _comparison(rows: Sequence[tuple[str, Cell, str]], title: str) -> Table:
             " | ".join(f"{count / 1e6:.2f}" for count in found.stage_parameters),
             " | ".join(f"{flops / 1e9:.2f}" for flops in found.stage_flops),
             " | ".join(f"{seconds * 1e3:.1f}" for seconds in found.stage_times_s),
-            " | ".join(f"{size / 2**20:.0f}" for size in found.memory_bytes),
+            " | ".join(f"{size / 2**20:.0f}" for size in (terms.total for terms in found.memory)),
             f"{found.imbalance:.3f}",
             " | ".join(f"{size / 2**20:.2f}" for size in found.boundary_bytes),
             "" if found.step_time_s is None else f"{found.step_time_s:.4g}",

@@ -17,7 +17,16 @@ from bench.factors import Factors
 from bench.partition.predict import LayerCost, Link, Problem
 from bench.partition.simulate import Schedule
 
-__all__ = ["LayerProfile", "Profile", "ProfileKey", "profile_key", "profile_path", "read_profile", "write_profile"]
+__all__ = [
+    "ITEM_BYTES",
+    "LayerProfile",
+    "Profile",
+    "ProfileKey",
+    "profile_key",
+    "profile_path",
+    "read_profile",
+    "write_profile",
+]
 
 ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2}
 

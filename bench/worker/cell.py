@@ -18,7 +18,7 @@ from bench.worker import memory, parity
 from bench.worker.build import Work, build, forget_model
 from bench.worker.channel import Channel
 from bench.worker.data import loader, synthetic
-from bench.worker.measure import device_lock, foreign_load, run_steps
+from bench.worker.measure import device_lock, enough_steps, foreign_load, run_steps
 from bench.worker.ranks import Ranks, join, set_precision
 from bench.worker.trace import trace
 
@@ -70,8 +70,9 @@ def run_rank(job: Job, rank: int, channel: Channel) -> RankResult:
     next_batch = _batches(job, pipeline, work)
     # Dropout's draws must not depend on what was imported or built before, and when.
     torch.manual_seed(job.factors.seed)
+    enough = enough_steps(job.steps, job.target_ci, job.max_steps)
     with device_lock(ranks, channel, job.lock_paths), foreign_load(ranks) as load:
-        steps = run_steps(ranks, channel, pipeline, next_batch, warmup_steps=job.warmup_steps, steps=job.steps)
+        steps = run_steps(ranks, channel, pipeline, next_batch, warmup_steps=job.warmup_steps, enough=enough)
         busy = load()
 
     channel.phase("memory")
@@ -126,7 +127,7 @@ def _stage(
     pipeline: Pipeline,
     stage: int,
     lane: Callable[[int], int],
-    peak: tuple[int, int | None],
+    peak: memory.Peak,
     dtype: str,
 ) -> StageResult:
     bounds = [sum(job.partition[:i]) for i in range(len(job.partition) + 1)]
@@ -143,6 +144,12 @@ def _stage(
         parameters=sum(p.numel() for p in parameters),
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
         dtype=dtype,
-        peak_allocated_bytes=peak[0],
-        peak_reserved_bytes=peak[1],
+        peak_allocated_bytes=peak.allocated,
+        peak_reserved_bytes=peak.reserved,
+        peak_parameters_bytes=peak.parameters,
+        peak_gradients_bytes=peak.gradients,
+        peak_optimizer_state_bytes=peak.optimizer_state,
+        peak_placed_bytes=peak.placed,
+        peak_activations_bytes=peak.activations,
+        allocator_retries=peak.retries,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,12 +14,15 @@ from filelock import FileLock, Timeout
 
 from adapters.protocol import Pipeline
 from bench.jobs import StepResult
+from bench.series import median_interval
 from bench.worker.channel import Channel
 from bench.worker.ranks import Ranks
 
-__all__ = ["device_lock", "foreign_load", "run_steps", "timed"]
+__all__ = ["device_lock", "enough_steps", "foreign_load", "run_steps", "timed"]
 
 LOCK_POLL_S = 1.0
+# Fewer steps than these can agree by chance.
+LEAST_STEPS = 10
 
 
 @contextmanager
@@ -60,14 +64,20 @@ def run_steps(
     next_batch: Callable[[], Any],
     *,
     warmup_steps: int,
-    steps: int,
+    enough: Callable[[Sequence[float]], bool],
 ) -> tuple[StepResult, ...]:
-    """All steps, warm-ups kept and marked.  ``next_batch`` gives placed mini-batches, off the clock."""
-    results = []
+    """All steps, warm-ups kept and marked.  ``next_batch`` gives placed mini-batches, off the clock.
+
+    Goes on until ``enough`` says so of the measured steps' times, each the slowest rank's; rank 0
+    asks it between steps, and all do as it says.
+    """
+    results: list[StepResult] = []
+    measured: list[float] = []
     channel.phase("warmup")
-    for index in range(warmup_steps + steps):
-        if index == warmup_steps:
-            channel.phase("measure")
+    if not warmup_steps:
+        channel.phase("measure")
+    while len(results) < warmup_steps or not ranks.gather(enough(measured))[0]:
+        index = len(results)
         seconds, loss = timed(ranks, pipeline.step, next_batch())
         channel.stepping_s += seconds
         results.append(
@@ -78,8 +88,24 @@ def run_steps(
                 loss=None if loss is None else float(loss),
             )
         )
+        if index >= warmup_steps:
+            measured.append(max(ranks.gather(seconds)))
         channel.step(index)
+        if index == warmup_steps - 1:
+            channel.phase("measure")
     return tuple(results)
+
+
+def enough_steps(steps: int, target_ci: float, max_steps: int) -> Callable[[Sequence[float]], bool]:
+    """Whether so many steps are measured or, with 0 of them asked for, whether the median is known well enough."""
+
+    def known(times: Sequence[float]) -> bool:
+        if len(times) < LEAST_STEPS:
+            return False
+        low, high = median_interval(times)
+        return (high - low) / 2 <= target_ci * statistics.median(times)
+
+    return (lambda times: len(times) >= steps) if steps else (lambda times: len(times) >= max_steps or known(times))
 
 
 @contextmanager

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -16,35 +18,89 @@ from adapters.protocol import Pipeline
 from bench.worker.ranks import Ranks
 from bench.worker.stage_hooks import Call, StageHooks
 
-__all__ = ["peaks"]
+__all__ = ["Peak", "peaks"]
+
+KINDS = ("parameters", "gradients", "optimizer_state", "placed", "activations")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The fullest moment of one device in one step, in bytes.
+
+    ``allocated`` is the sum of the rest.  On CPU each is counted; on CUDA ``parameters`` (buffers
+    included), ``gradients`` (as many bytes as parameters), ``optimizer_state`` and ``placed`` are what
+    stands there after the step and ``activations`` what is left of the allocator's peak.
+    """
+
+    allocated: int
+    reserved: int | None
+    retries: int | None
+    parameters: int
+    gradients: int
+    optimizer_state: int
+    placed: int
+    activations: int
+
+
+@dataclass
+class _Storage:
+    size: int
+    stage: int
+    kind: str
+    born: int
 
 
 class _LiveStorages:
-    """Counts the bytes of live storages by stage: of the stage that was computing when a storage
-    was first seen.  Thread-safe, since libraries call stages from threads of their own."""
+    """Counts the bytes of live storages by stage, of the stage that was computing when a storage
+    was first seen, and by what they are.  Thread-safe, since libraries call stages from threads of
+    their own."""
 
     def __init__(self, first: int) -> None:
-        self.peak: dict[int, int] = {}
         self.stage = first
-        self._now: dict[int, int] = {}
-        self._seen: dict[int, tuple[int, int]] = {}
+        self._now: dict[int, Counter[str]] = {}
+        self._peak: dict[int, tuple[int, int, Counter[str]]] = {}  # total, when, by kind
+        self._seen: dict[int, _Storage] = {}
+        self._births = 0
         self._lock = threading.RLock()  # a finalizer may run inside ``add`` of the same thread
 
-    def add(self, tensor: torch.Tensor, stage: int) -> None:
+    def add(self, tensor: torch.Tensor, stage: int, kind: str = "activations") -> None:
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         with self._lock:
             if size == 0 or key in self._seen:
                 return
-            self._seen[key] = (size, stage)
-            self._now[stage] = self._now.get(stage, 0) + size
-            self.peak[stage] = max(self.peak.get(stage, 0), self._now[stage])
+            self._births += 1
+            self._seen[key] = _Storage(size, stage, kind, self._births)
+            now = self._now.setdefault(stage, Counter())
+            now[kind] += size
+            total = now.total()
+            if total > self._peak.get(stage, (0,))[0]:
+                self._peak[stage] = (total, self._births, Counter(now))
         weakref.finalize(storage, self._free, key).atexit = False
+
+    def is_gradient(self, tensor: torch.Tensor) -> None:
+        """What was made as any other tensor has become a parameter's gradient."""
+        with self._lock:
+            known = self._seen.get(tensor.untyped_storage()._cdata)
+            if known is None or known.kind == "gradients":
+                return
+            counters = [self._now[known.stage]]
+            _, when, at_peak = self._peak[known.stage]
+            if known.born <= when:  # it lived then as it lives now
+                counters.append(at_peak)
+            for counter in counters:
+                counter[known.kind] -= known.size
+                counter["gradients"] += known.size
+            known.kind = "gradients"
+
+    def peak(self, stage: int) -> Peak:
+        total, _, kinds = self._peak.get(stage, (0, 0, Counter()))
+        return Peak(allocated=total, reserved=None, retries=None, **{kind: kinds[kind] for kind in KINDS})
 
     def _free(self, key: int) -> None:
         with self._lock:
-            size, stage = self._seen.pop(key)
-            self._now[stage] -= size
+            known = self._seen.pop(key)
+            self._now[known.stage][known.kind] -= known.size
 
 
 class _Watch(TorchDispatchMode):
@@ -79,10 +135,8 @@ class _StageWatch:
         self._live.stage = self._lane(call.stage)
 
 
-def peaks(
-    ranks: Ranks, pipeline: Pipeline, batch: Any, lane: Callable[[int], int]
-) -> dict[int, tuple[int, int | None]]:
-    """Device index (stage) → (peak allocated bytes, peak reserved bytes or None on CPU) of one step.
+def peaks(ranks: Ranks, pipeline: Pipeline, batch: Any, lane: Callable[[int], int]) -> dict[int, Peak]:
+    """Device index (stage) → its peak in one step.
 
     ``lane`` maps a model stage to its device.  On the CPU live storages are counted: parameters,
     gradients, optimizer state, the placed mini-batch and all that the step makes; the step is about
@@ -93,49 +147,71 @@ def peaks(
     return _cpu_peaks(pipeline, batch, lane)
 
 
-def _cuda_peaks(
-    ranks: Ranks, pipeline: Pipeline, batch: Any, lane: Callable[[int], int]
-) -> dict[int, tuple[int, int | None]]:
+def _cuda_peaks(ranks: Ranks, pipeline: Pipeline, batch: Any, lane: Callable[[int], int]) -> dict[int, Peak]:
     ranks.sync()
     ranks.release_memory()
+    stages = sorted({lane(k) for k in pipeline.stages()})
+    before = {stage: torch.cuda.memory_stats(ranks.devices[stage]).get("num_alloc_retries", 0) for stage in stages}
     pipeline.step(batch)
     ranks.sync()
-    return {
-        stage: (
-            torch.cuda.max_memory_allocated(ranks.devices[stage]),
-            torch.cuda.max_memory_reserved(ranks.devices[stage]),
+    standing: dict[int, Counter[str]] = {stage: Counter() for stage in stages}
+    for tensor, stage, kind in _standing(pipeline, batch, lane):
+        standing[stage][kind] += tensor.untyped_storage().nbytes()
+    found = {}
+    for stage in stages:
+        device, held = ranks.devices[stage], standing[stage]
+        held["gradients"] = sum(
+            p.numel() * p.element_size()
+            for k, m in pipeline.stages().items()
+            if lane(k) == stage
+            for p in m.parameters()
         )
-        for stage in sorted({lane(k) for k in pipeline.stages()})
-    }
+        allocated = torch.cuda.max_memory_allocated(device)
+        held["activations"] = max(0, allocated - held.total())
+        found[stage] = Peak(
+            allocated=allocated,
+            reserved=torch.cuda.max_memory_reserved(device),
+            retries=torch.cuda.memory_stats(device).get("num_alloc_retries", 0) - before[stage],
+            **{kind: held[kind] for kind in KINDS},
+        )
+    return found
 
 
-def _cpu_peaks(pipeline: Pipeline, batch: Any, lane: Callable[[int], int]) -> dict[int, tuple[int, int | None]]:
+def _cpu_peaks(pipeline: Pipeline, batch: Any, lane: Callable[[int], int]) -> dict[int, Peak]:
     stages = pipeline.stages()
     lanes = sorted({lane(k) for k in stages})
     live = _LiveStorages(lanes[0])
-    _add_standing(live, stages, pipeline.optimizer(), batch, lane)
+    for tensor, stage, kind in _standing(pipeline, batch, lane):
+        live.add(tensor, stage, kind)
     watch = _StageWatch(live, lane)
-    with _Watch(live), StageHooks(stages, enter=watch.enter, leave=watch.leave, backward=watch.backward):
+    with ExitStack() as stack:
+        for module in stages.values():
+            for parameter in module.parameters():
+                handle = parameter.register_post_accumulate_grad_hook(
+                    lambda p: live.is_gradient(p.grad) if p.grad is not None else None
+                )
+                stack.callback(handle.remove)
+        stack.enter_context(_Watch(live))
+        stack.enter_context(StageHooks(stages, enter=watch.enter, leave=watch.leave, backward=watch.backward))
         pipeline.step(batch)
-    return {stage: (live.peak.get(stage, 0), None) for stage in lanes}
+    return {stage: live.peak(stage) for stage in lanes}
 
 
-def _add_standing(
-    live: _LiveStorages,
-    stages: Mapping[int, nn.Module],
-    optimizer: torch.optim.Optimizer | None,
-    batch: Any,
-    lane: Callable[[int], int],
-) -> None:
-    """Count what is alive before the step: parameters, buffers, optimizer state, the mini-batch."""
+def _standing(pipeline: Pipeline, batch: Any, lane: Callable[[int], int]) -> Iterator[tuple[torch.Tensor, int, str]]:
+    """(tensor, device index, kind) of what is alive before and after a step."""
+    stages, optimizer = pipeline.stages(), pipeline.optimizer()
     state = optimizer.state if optimizer is not None else {}
     for model_stage, module in stages.items():
+        stage = lane(model_stage)
         for parameter in module.parameters():
-            for tensor in (parameter, parameter.grad, *state.get(parameter, {}).values()):
-                if isinstance(tensor, torch.Tensor):
-                    live.add(tensor, lane(model_stage))
+            yield parameter, stage, "parameters"
+            if parameter.grad is not None:
+                yield parameter.grad, stage, "gradients"
+            for value in state.get(parameter, {}).values():
+                if isinstance(value, torch.Tensor):
+                    yield value, stage, "optimizer_state"
         for buffer in module.buffers():
-            live.add(buffer, lane(model_stage))
+            yield buffer, stage, "parameters"
     for tensor in tree_leaves(batch):
         if isinstance(tensor, torch.Tensor):
-            live.add(tensor, lane(min(stages) if tensor.is_floating_point() else max(stages)))
+            yield tensor, lane(min(stages) if tensor.is_floating_point() else max(stages)), "placed"

@@ -29,6 +29,8 @@ def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         (["micro_batch=4"], ["micro_batch=4", "micro_batches"]),
         (["optimizer.lrr=1"], ["optimizer.lrr=1", "optimizer.lr"]),
         (["stages=two"], ["stages=two", "whole number"]),
+        (["steps=some"], ["steps=some", "whole number"]),
+        (["steps=auto", "target_ci=0"], ["target_ci=0", "above 0"]),
         (["stages=1.5"], ["stages=1.5", "whole number"]),
         (["share_devices=maybe"], ["share_devices=maybe", "true or false"]),
         (["stages=-1"], ["stages=-1", "above 0"]),

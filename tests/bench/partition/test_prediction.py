@@ -42,5 +42,5 @@ def test_without_overlap_the_step_is_all_the_work() -> None:
 
 def test_a_schedule_that_is_not_simulated_has_no_step_time() -> None:
     found = predict(PROFILE, (1, 1, 1), None, overlap=True)
-    assert (found.step_time_s, found.memory_bytes) == (None, ())
+    assert (found.step_time_s, found.memory) == (None, ())
     assert found.imbalance == 1.5

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bench.worker.channel import Channel
-from bench.worker.measure import device_lock, foreign_load, timed
+from bench.worker.measure import device_lock, enough_steps, foreign_load, run_steps, timed
 from bench.worker.ranks import Ranks
 
 CPU = torch.device("cpu")
@@ -46,6 +46,42 @@ def test_every_local_device_is_synchronised(monkeypatch: pytest.MonkeyPatch) -> 
     ranks = Ranks(rank=0, world_size=1, devices=devices, local=devices, group=None)
     timed(ranks, lambda batch: order.append("step"), None)
     assert order == [0, 1, "step", 0, 1]
+
+
+class _Steps:
+    """A pipeline whose n-th step takes as long as told."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        self.seconds = seconds
+
+    def step(self, batch: Any) -> None:
+        time.sleep(self.seconds.pop(0))
+
+
+def counted(seconds: list[float], *, warmup_steps: int, **asked: Any) -> list[bool]:
+    found = run_steps(
+        ALONE,
+        channel()[0],
+        _Steps(seconds),  # type: ignore[arg-type]
+        lambda: None,
+        warmup_steps=warmup_steps,
+        enough=enough_steps(**asked),
+    )
+    assert [s.index for s in found] == list(range(len(found)))
+    return [s.warmup for s in found]
+
+
+def test_as_many_steps_as_asked() -> None:
+    for warmup_steps in (0, 2):
+        flags = counted([0.001] * 9, warmup_steps=warmup_steps, steps=3, target_ci=0.01, max_steps=200)
+        assert flags == [True] * warmup_steps + [False] * 3
+
+
+def test_auto_ends_when_the_median_is_known_and_not_by_chance_before() -> None:
+    even = counted([0.02] * 50, warmup_steps=1, steps=0, target_ci=0.05, max_steps=40)
+    assert even == [True] + [False] * 10
+    uneven = [0.01 if i % 2 else 0.03 for i in range(50)]
+    assert counted(uneven, warmup_steps=0, steps=0, target_ci=0.05, max_steps=15) == [False] * 15
 
 
 def test_two_runs_never_measure_at_the_same_time_and_the_second_says_that_it_waits(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def measured(name: str, layers: list[nn.Module], partition: tuple[int, ...], m: 
     ranks, pipeline = build(name, layers, partition, m)
     batch = pipeline.place(torch.randn(SAMPLES, WIDTH), torch.randint(WIDTH, (SAMPLES,)))
     pipeline.step(batch)  # allocates the momentum
-    found = {stage: peak for stage, (peak, _) in peaks(ranks, pipeline, batch, lambda k: k).items()}
+    found = {stage: peak.allocated for stage, peak in peaks(ranks, pipeline, batch, lambda k: k).items()}
     pipeline.close()
     return found
 
