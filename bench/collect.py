@@ -138,7 +138,7 @@ def run_row(r: Record, merit: Merit | None) -> Row:
 def _flops(r: Record, merit: Merit | None) -> Row:
     """FLOPs of a step, known where there is a profile; recomputation is work, but not the model's."""
     if r.prediction is None:
-        return dict.fromkeys(("flops_per_step", "recompute_flops_per_step", "achieved_flops_per_s", "utilisation"))
+        return dict.fromkeys(("flops_per_step", "recompute_flops_per_step", "flop_rate", "utilisation"))
     f, m = r.factors, r.factors.micro_batches
     repeats = {"never": 0, "except_last": m - 1, "always": m}[f.checkpoint]
     flops = sum(r.prediction.stage_flops) * m
@@ -147,7 +147,7 @@ def _flops(r: Record, merit: Merit | None) -> Row:
     return {
         "flops_per_step": flops,
         "recompute_flops_per_step": sum(r.prediction.stage_forward_flops) * repeats,
-        "achieved_flops_per_s": achieved,
+        "flop_rate": achieved,
         "utilisation": achieved / (peak * f.stages) if achieved and peak and not f.share_devices else None,
     }
 

@@ -141,7 +141,7 @@ RUNS = (
     Column("stamp_cost_s", "float", "s", "what a stamp of the trace cost the host", nullable=True),
     Column("flops_per_step", "int", "FLOP", "the model's forward and backward, by torch's flop_counter", nullable=True),
     Column("recompute_flops_per_step", "int", "FLOP", "of recomputed forwards, on top of that", nullable=True),
-    Column("achieved_flops_per_s", "float", "FLOP/s", "flops_per_step / step_time_s", nullable=True),
+    Column("flop_rate", "float", "FLOP/s", "flops_per_step / step_time_s", nullable=True),
     Column("utilisation", "float", "", "of that over the devices' peak, where it is known", nullable=True),
     Column("peak_bytes", "int", "bytes", "allocated peak of the largest stage (CPU: live storages)", nullable=True),
     Column(

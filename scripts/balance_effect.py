@@ -5,8 +5,10 @@
 
 Takes what one cell takes.  Each trial is a fresh process group that builds the cell once for each distinct
 partition and then steps through them in turns, so that a drift of the machine falls on all alike; the order
-is another one each round.  Appends every step to RESULTS_DIR/effect.csv, from which ``--table`` prints the
-predicted and the measured step of each balance.
+is another one each round.  In each round the layers are timed once too, as a profile does it: a trial's
+predictions come from its own times, since here the same work takes up to a third longer from one minute to
+the next.  The partitions come from the profile in RESULTS_DIR.  Appends every step to RESULTS_DIR/effect.csv,
+from which ``--table`` prints the predicted and the measured step of each balance.
 """
 
 from __future__ import annotations
@@ -41,13 +43,15 @@ COLUMNS = (
 
 
 def run_rank(job: Job, rank: int, channel: Channel) -> RankResult:
-    """One rank: ``read_back`` is partition → the step times of the rounds after the first."""
+    """One rank: ``read_back`` has ``steps``, partition → step times of the rounds after the first, and
+    ``layers``, the medians of each layer's times."""
     import torch.distributed as dist
 
     from bench.registry import capabilities
-    from bench.worker.build import Work, build
+    from bench.worker.build import Work, build, make_model, make_optimizer
     from bench.worker.data import synthetic
     from bench.worker.measure import device_lock, timed
+    from bench.worker.profile import LayerRun, repeat_layers
     from bench.worker.ranks import join, set_precision
 
     factors = job.factors
@@ -66,6 +70,8 @@ def run_rank(job: Job, rank: int, channel: Channel) -> RankResult:
         pipeline = build(replace(job, partition=tuple(partition)), ranks, work)
         built["-".join(map(str, partition))] = (pipeline, pipeline.place(x, y))
         channel.alive(f"built {partition}")
+    layers = [LayerRun(layer, make_optimizer(factors.optimizer)) for layer in make_model(factors, work)]
+    piece = x[: factors.batch_size // factors.micro_batches]
     times: dict[str, list[float]] = {name: [] for name in built}
     order = list(built)
     generator = random.Random(job.run_id)
@@ -78,13 +84,18 @@ def run_rank(job: Job, rank: int, channel: Channel) -> RankResult:
                 if turn:  # the first warms up
                     times[name].append(seconds)
                 channel.step(turn)
+            ranks.barrier()
+            repeat_layers(layers, piece, timed=turn > 0)
+    medians = [run.medians() for run in layers]
     ranks.barrier()
     dist.destroy_process_group()
-    return RankResult(rank=rank, phases={}, steps=(), stages=(), read_back=times)
+    return RankResult(rank=rank, phases={}, steps=(), stages=(), read_back={"steps": times, "layers": medians})
 
 
-def trial(cell: Cell, settings: Settings, partitions: list[tuple[int, ...]], number: int) -> dict[str, list[float]]:
-    """Partition → the slowest rank's step times."""
+def trial(
+    cell: Cell, settings: Settings, partitions: list[tuple[int, ...]], number: int
+) -> tuple[dict[str, list[float]], list[dict[str, float]]]:
+    """(partition → the slowest rank's step times, the mean over ranks of each layer's times)."""
     from bench.launch import launch
     from bench.run import make_job, worker_environment
 
@@ -99,27 +110,38 @@ def trial(cell: Cell, settings: Settings, partitions: list[tuple[int, ...]], num
         )
     if outcome.status != "ok":
         raise RuntimeError(f"{outcome.fail_reason}; log: {log}")
-    names = outcome.results[0].read_back
-    return {
-        name: [max(same) for same in zip(*(r.read_back[name] for r in outcome.results), strict=True)] for name in names
+    found = [r.read_back for r in outcome.results]
+    steps = {
+        name: [max(same) for same in zip(*(f["steps"][name] for f in found), strict=True)] for name in found[0]["steps"]
     }
+    layers = [
+        {key: statistics.fmean(each[key] for each in same) for key in same[0]}
+        for same in zip(*(f["layers"] for f in found), strict=True)
+    ]
+    return steps, layers
 
 
 def measure(results_dir: Path, overrides: list[str], trials: int, rounds: int) -> Iterator[dict[str, Any]]:
     """The rows of all trials."""
     from bench.expand import expand
-    from bench.plan import plan
+    from bench.partition.prediction import predict
+    from bench.partition.rules import schedule_of
+    from bench.plan import known_profile, plan
     from bench.resolve import resolve
 
     sweep = expand([*overrides, "baseline=false", "profile=true", f"steps={rounds}", f"results_dir={results_dir}",
                     f"balance={','.join(BALANCES)}"])  # fmt: skip
     cells = [resolve(cell, sweep.settings) for cell in plan(sweep)]
+    profile = known_profile(cells[0].factors, results_dir)
+    assert profile is not None
     distinct = list(dict.fromkeys(cell.partition for cell in cells))
     for number in range(trials):
-        found = trial(cells[0], sweep.settings, distinct, number)
+        found, times = trial(cells[0], sweep.settings, distinct, number)
+        layers = [replace(a, **b) for a, b in zip(profile.layers, times, strict=True)]  # type: ignore[arg-type]
+        own = replace(profile, layers=tuple(layers))
         for cell in cells:
             f, name = cell.factors, "-".join(map(str, cell.partition))
-            assert cell.prediction is not None
+            predicted = predict(own, cell.partition, schedule_of(f), overlap=True)
             fixed = {
                 "model": f.model.name,
                 "library": f.library.name,
@@ -131,7 +153,7 @@ def measure(results_dir: Path, overrides: list[str], trials: int, rounds: int) -
                 "hardware": cell.hardware,
                 "balance": f.balance.name,
                 "partition": name,
-                "predicted_step_time_s": cell.prediction.step_time_s,
+                "predicted_step_time_s": predicted.step_time_s,
             }
             for turn, seconds in enumerate(found[name]):
                 yield {**fixed, "trial": number, "round": turn, "step_time_s": seconds}
@@ -147,11 +169,11 @@ def table(path: Path) -> str:
     import pandas as pd
 
     rows = pd.read_csv(path)
-    lines = [
-        "| model | library | balance | partition | predicted s | measured s (least, most trial) | predicted/measured "
-        "| optimal's throughput over this one's (least, most trial) |",
-        "|---|---|---|---|---|---|---|---|",
+    heads = [
+        *("model", "library", "balance", "partition", "predicted s", "measured s (least, most trial)"),
+        *("predicted/measured (least, most trial)", "optimal's throughput over this one's (least, most trial)"),
     ]
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     for (model, library), cell in rows.groupby(["model", "library"], sort=False):
         medians = cell.pivot_table(index="trial", columns="balance", values="step_time_s", aggfunc="median")
         steps = cell.pivot_table(index=["trial", "round"], columns="balance", values="step_time_s")
@@ -159,12 +181,13 @@ def table(path: Path) -> str:
             own = medians[balance]
             # Within a trial, steps of one round stand side by side: the ratio is taken round by round.
             gain = (steps[balance] / steps["optimal"]).groupby("trial").median()
-            predicted = of["predicted_step_time_s"].iloc[0]
-            lines.append(
-                f"| {model} | {library} | {balance} | {of['partition'].iloc[0]} | {predicted:.3f} "
-                f"| {own.median():.3f} ({own.min():.3f}, {own.max():.3f}) | {predicted / own.median():.2f} "
-                f"| {gain.median():.3f} ({gain.min():.3f}, {gain.max():.3f}) |"
-            )
+            predicted = of.groupby("trial")["predicted_step_time_s"].first()
+            ratio = predicted / own
+            cells = [model, library, balance, of["partition"].iloc[0], f"{predicted.median():.3f}"]
+            cells += [
+                f"{v.median():.{d}f} ({v.min():.{d}f}, {v.max():.{d}f})" for v, d in ((own, 3), (ratio, 2), (gain, 3))
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

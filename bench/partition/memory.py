@@ -88,9 +88,10 @@ def _fullest(
     kept = received + sum(layer.saved_bytes for layer in layers)
     made = 0
     for i in range(len(layers) - 1, -1, -1):
-        own = layers[i].parameters * item_bytes
-        made += own
+        made += layers[i].parameters * item_bytes
         entering = layers[i - 1].output_bytes if i else entering_bytes
-        best = max(best, (kept, layers[i].output_bytes + entering, every + own if added_to else made), key=sum)
+        # What is added to a gradient stands beside it until then, one parameter after the other.
+        gradients = every + layers[i].largest_parameter_bytes if added_to else made
+        best = max(best, (kept, layers[i].output_bytes + entering, gradients), key=sum)
         kept -= layers[i].saved_bytes
     return best

@@ -59,13 +59,14 @@ class LayerProfile:
     ``saved_bytes``: storages that autograd keeps for its backward and that no earlier layer keeps,
     parameters left out; ``saved_input_bytes``: what it keeps of its input besides, kept by an
     earlier layer too.  ``output_bytes``: what leaves it.  ``state_bytes``: parameters, gradients
-    and optimizer state.
+    and optimizer state; ``largest_parameter_bytes``: its largest parameter.
     """
 
     layer: int
     kind: str
     parameters: int
     state_bytes: int
+    largest_parameter_bytes: int
     forward_s: float
     backward_s: float
     update_s: float

@@ -21,7 +21,7 @@ from bench.worker.data import synthetic
 from bench.worker.measure import device_lock
 from bench.worker.ranks import Ranks, join, set_precision
 
-__all__ = ["LayerRun", "measure_layers", "run_rank"]
+__all__ = ["LayerRun", "count_layers", "measure_layers", "repeat_layers", "run_rank"]
 
 WARMUP, LEAST, MOST = 2, 5, 30
 # Repetitions go on for so long, and from the least number on end where they take too long.
@@ -164,34 +164,36 @@ def count_layers(runs: list[LayerRun], x: torch.Tensor) -> None:
         state = run.optimizer.state if run.optimizer is not None else {}
         held = [t for p in run.parameters for t in (p, p.grad, *state[p].values()) if isinstance(t, torch.Tensor)]
         run.counts["state_bytes"] = _bytes(held)
+        run.counts["largest_parameter_bytes"] = max((_bytes(p) for p in run.parameters), default=0)
         run.clear()
 
 
 def measure_layers(ranks: Ranks, channel: Channel, runs: list[LayerRun], x: torch.Tensor) -> int:
-    """Time every layer again and again, on all ranks at once; how often.
-
-    One repetition is two micro-batches, of which the second is timed, since all but the first of a
-    step add to gradients that are there, and an optimizer step.
-    """
+    """Time every layer again and again, on all ranks at once; how often."""
     start = time.monotonic()
     repetition = 0
     while True:
-        timed = repetition >= WARMUP
         ranks.barrier()
-        _micro_batch(runs, x, timed=False)
-        _micro_batch(runs, x, timed=timed)
-        for run in runs:
-            with _clock(run, "update_s", x.device, timed):
-                run.update()
-        _settle(runs)
-        for run in runs:
-            run.clear()
+        repeat_layers(runs, x, timed=repetition >= WARMUP)
         repetition += 1
         spent, done = time.monotonic() - start, repetition - WARMUP
         channel.alive(f"profiling the layers, repetition {done} after {spent:.0f} s")
         enough = (done >= LEAST and spent > ENOUGH_S) or done >= MOST or (done >= 3 and spent > TOO_LONG_S)
         if ranks.gather(enough)[0]:
             return done
+
+
+def repeat_layers(runs: list[LayerRun], x: torch.Tensor, *, timed: bool) -> None:
+    """Two micro-batches, of which the second is timed, since all but the first of a step add to
+    gradients that are there, and an optimizer step."""
+    _micro_batch(runs, x, timed=False)
+    _micro_batch(runs, x, timed=timed)
+    for run in runs:
+        with _clock(run, "update_s", x.device, timed):
+            run.update()
+    _settle(runs)
+    for run in runs:
+        run.clear()
 
 
 def _micro_batch(runs: list[LayerRun], x: torch.Tensor, *, timed: bool) -> None:

@@ -21,6 +21,7 @@ LAYER = LayerProfile(
     kind="Linear",
     parameters=7,
     state_bytes=84,
+    largest_parameter_bytes=8,
     forward_s=1.0,
     backward_s=2.0,
     update_s=0.25,

@@ -39,6 +39,7 @@ def test_flops_and_bytes_of_known_layers() -> None:
         "saved_input_bytes": 4 * 5 * 7,
         "output_bytes": 4 * 5 * 11,
         "state_bytes": 3 * 4 * (7 * 11 + 11),
+        "largest_parameter_bytes": 4 * 7 * 11,
     }
     assert relu.counts["saved_bytes"] == 4 * 5 * 11
     assert relu.counts["state_bytes"] == 0
