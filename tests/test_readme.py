@@ -28,7 +28,27 @@ def test_the_table_is_printed_by_its_command() -> None:
     ]
 
 
-@pytest.mark.parametrize("line", re.findall(r"python -m bench(?:\.plan)? [^\n`#|]+", README))
+def markdown_table(command: str) -> list[str]:
+    """The lines of the table that follows the mention of a command."""
+    after = README.partition(f"<!-- {command} -->\n")[2]
+    lines = after.splitlines()
+    return lines[: next(i for i, line in enumerate(lines) if not line.startswith("|"))]
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["python scripts/balancers.py", "python scripts/balance_effect.py results/measured/balance --table"],
+)
+def test_the_tables_of_balances_are_printed_by_their_commands(command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, *command.split()[1:]], cwd=PROJECT, capture_output=True, text=True, timeout=110, check=True
+    )
+    shown = markdown_table(command)
+    assert len(shown) > 2
+    assert [line for line in done.stdout.splitlines() if line.startswith("|")] == shown
+
+
+@pytest.mark.parametrize("line", re.findall(r"python -m bench(?:\.plan|\.partition)? [^\n`#|]+", README))
 def test_every_command_in_it_is_understood(line: str, tmp_path: Path) -> None:
     """Each is planned, not run: what is wrong on this machine (GPUs, data, a module of the user's) may be said."""
     words = [w.replace("\\|", "|") for w in line.split()[3:] if w not in ("-m", "--help")]
