@@ -51,7 +51,10 @@ def print_help() -> None:
     text = (folder / "config.yaml").read_text()
     console.print("python -m bench KEY=VALUE …      run one cell")
     console.print("python -m bench -m KEY=A,B …     sweep; also experiment=NAME")
-    console.print("python -m bench.plan …           show what would run; bench.collect, bench.table: results\n")
+    console.print("python -m bench.plan …           show what would run")
+    console.print("python -m bench.partition …      compare the balances of one cell, without training")
+    console.print("python -m bench.timeline RUN     draw a run's traced step and say where its time went")
+    console.print("python -m bench.collect, bench.table RESULTS_DIR   CSVs and table from the records alone\n")
     defaults = _defaults(text)
     groups = Table("key", "default", "choices", "meaning", title="choices", title_justify="left")
     for name, meaning in _GROUPS.items():

@@ -139,7 +139,10 @@ def known_profile(factors: Factors, results_dir: Path) -> Profile | None:
 
 @functools.lru_cache(maxsize=256)
 def _read(path: Path, written_ns: int) -> Profile:
-    return read_profile(path)
+    try:
+        return read_profile(path)
+    except ValueError as error:
+        raise UserError("profile", path, f"is none ({error})", "remove the file; it is measured again") from None
 
 
 def native_path(factors: Factors, results_dir: Path) -> Path:
@@ -398,6 +401,9 @@ def _rows(cells: Iterable[Cell], settings: Settings) -> Iterable[dict[str, objec
 
 def main(arguments: Sequence[str]) -> int:
     """Print the plan as a table, or with ``--json`` as JSON lines."""
+    if any(a in ("-h", "--help") for a in arguments):
+        print((__doc__ or "").strip())
+        return 0
     as_json = "--json" in arguments
     try:
         sweep = expand([a for a in arguments if a not in ("--json", "-m")])

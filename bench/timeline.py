@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.errors import UserError
 from bench.jobs import SpanResult
-from bench.record import Record, load, records_dir
+from bench.record import Record, RecordError, load, records_dir
 from bench.traces import read_spans
 
 __all__ = ["chrome_trace", "draw", "lines_of_account"]
@@ -111,19 +111,36 @@ def lines_of_account(record: Record) -> list[str]:
     return shown
 
 
+def _spans(path: Path) -> tuple[SpanResult, ...]:
+    try:
+        return read_spans(path)
+    except ValueError as error:
+        raise UserError("RUN", path, f"holds no spans ({error})", "run the cell again") from None
+
+
+def _load(path: Path) -> Record:
+    try:
+        return load(path)
+    except RecordError as error:
+        raise UserError("RUN", path, str(error), "run the cell again") from None
+
+
 def _record(name: str, results_dir: Path) -> Record:
     given = Path(name)
     if given.suffix == ".json" and given.exists():
-        return load(given)
+        return _load(given)
     found = sorted(p for p in records_dir(results_dir).glob("*.json") if p.stem.startswith(name))
     if len(found) != 1:
         said = f"{len(found)} runs of {results_dir} begin so" if found else f"no run of {results_dir} begins so"
         raise UserError("RUN", name, said, "give a run_id of runs.csv")
-    return load(found[0])
+    return _load(found[0])
 
 
 def main(arguments: Sequence[str]) -> int:
     """Exit code 2 for a run that is not there, or has no trace."""
+    if any(a in ("-h", "--help") for a in arguments):
+        print((__doc__ or "").strip())
+        return 0
     try:
         wanted = [a for a in arguments if not a.startswith("step=")]
         step = next((a.removeprefix("step=") for a in arguments if a.startswith("step=")), "0")
@@ -136,7 +153,7 @@ def main(arguments: Sequence[str]) -> int:
         path = results_dir / record.trace
         if not record.trace or not path.exists():
             raise UserError("RUN", record.run_id, "has no trace", "run it with trace=true")
-        spans = read_spans(path)
+        spans = _spans(path)
         chosen = [s for s in spans if str(s.step) == step]
         if not chosen:
             raise UserError("step", step, f"the trace has steps 0 to {spans[-1].step}", "choose one of them")

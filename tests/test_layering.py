@@ -32,8 +32,8 @@ FLOW = [
     *("registry", "hardware", "config", "expand", "plan"),
     *("lifeline", "warm", "launch"),
     *("record", "environment", "claim", "run", "resolve"),
-    *("series", "merit", "schema", "collect", "table", "timeline", "partition.__main__"),
-    *("sweep", "help", "__main__"),
+    *("series", "merit", "schema", "collect", "table", "timeline"),
+    *("sweep", "partition.__main__", "help", "__main__"),
 ]
 # (importer, imported) inside a function: the plan command also shows what is done already.
 ALLOWED_BACKWARD = {("plan", "run")}

@@ -20,6 +20,7 @@ from bench.partition.rules import NATIVE, RULES
 from bench.plan import Cell, make_cell, normalise
 from bench.registry import capabilities, libraries
 from bench.resolve import Unmeasured, resolve
+from bench.sweep import check_writable
 from bench.table import console
 from bench.warm import Warm, fresh
 
@@ -110,11 +111,15 @@ def _comparison(rows: Sequence[tuple[str, Cell, str]], title: str) -> Table:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the comparison.  Exit code 2 for a user's mistake, 1 where a measurement failed."""
+    """Print the comparison.  Exit code 2 for a user's mistake."""
+    if any(a in ("-h", "--help") for a in arguments):
+        print((__doc__ or "").strip())
+        return 0
     try:
         overrides = [a for a in arguments if a != "-m"]
         rows = _wanted(overrides)
         settings = replace(expand(overrides).settings, profile=True)
+        check_writable(settings.results_dir)
         # What is wrong with the cell itself, whatever its balance, is answered before anything is measured.
         uniform = make_cell(normalise(rows[0][1].replace(balance=_balance("uniform"))), settings)
         if uniform.problem is not None:

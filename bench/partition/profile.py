@@ -183,7 +183,7 @@ def read_profile(path: Path) -> Profile:
             **_typed(Profile, head),  # type: ignore[arg-type]
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: no profile ({type(error).__name__}: {error}); remove it") from error
+        raise ValueError(f"{path.name}: no profile ({type(error).__name__}: {error})") from error
 
 
 def _head(line: str) -> tuple[str, str]:

@@ -190,3 +190,35 @@ def test_a_plan_says_what_is_still_to_be_measured(folder: Path, monkeypatch: pyt
     assert plan(sweep)[0].partition == resolved.partition
     uniform = expand([*SMALL, "balance=uniform", f"results_dir={folder / 'results'}"])
     assert resolve(plan(uniform)[0], uniform.settings).prediction is not None
+
+
+@pytest.mark.parametrize("text", ["", "# model: x\nlayer,kind\n0,Linear\n", "\x00"])
+def test_a_profile_that_is_none_is_named_in_one_line(folder: Path, text: str) -> None:
+    """A truncated or foreign profile is the user's to remove; it was a traceback."""
+    assert bench(folder, "balance=time", module="bench.plan").returncode == 0
+    sweep = expand([*SMALL[:2], *SMALL[2:], "balance=time", f"results_dir={folder / 'results'}"])
+    sys.path.insert(0, str(folder))
+    try:
+        path = profile_file(normalise(sweep.factors[0]), folder / "results")
+    finally:
+        sys.path.remove(str(folder))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    done = bench(folder, "balance=time")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert path.name in done.stderr
+
+
+@pytest.mark.parametrize("module", ["bench.partition", "bench.plan", "bench.timeline"])
+def test_help_is_the_use_of_the_command(folder: Path, module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--help"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(PROJECT)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 0
+    assert f"python -m {module}" in done.stdout
