@@ -77,9 +77,9 @@ def test_every_rule_of_ours_is_measured_once_and_runs_with_parity(folder: Path) 
     ("library", "balance", "layers"),
     [
         ("torchgpipe", "native_time", None),
-        ("fairscale", "native_time", None),
+        pytest.param("fairscale", "native_time", None, marks=pytest.mark.slow),
         ("deepspeed", "native_uniform", (3, 3)),
-        ("deepspeed", "native_parameters", None),
+        pytest.param("deepspeed", "native_parameters", None, marks=pytest.mark.slow),
         # Two of the six layers are Sequential: one a stage.
         ("deepspeed", "native_regex balance.regex=Sequential", (4, 2)),
     ],

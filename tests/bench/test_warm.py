@@ -47,10 +47,10 @@ def without_times(record: Record) -> dict[str, Any]:
     return data
 
 
-# One library a process model in CI, the others where all tests are run.
+# One library in CI, the others where all tests are run.
 @pytest.mark.parametrize(
     "library",
-    [name if name in ("torchgpipe", "torch") else pytest.param(name, marks=pytest.mark.slow) for name in LIBRARIES],
+    [name if name == "torch" else pytest.param(name, marks=pytest.mark.slow) for name in LIBRARIES],
 )
 def test_the_record_is_the_same_as_of_fresh_interpreters(tmp_path: Path, library: str) -> None:
     # Several cells in a row, so that what one left behind would show in the next: losses after

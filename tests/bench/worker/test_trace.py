@@ -84,8 +84,8 @@ def sleepy(stages: int, micro_batches: int, sleep_s: float, slow: int = -1) -> l
 
 LIBRARIES = ("library=deepspeed", "library=torch schedule=1f1b", "library=torch schedule=gpipe")
 ALL = list(itertools.product(LIBRARIES, (2, 3, 4), (2, 8, 16)))
-# In CI one of each library and of each number of stages and micro-batches.
-IN_CI = {(LIBRARIES[0], 2, 8), (LIBRARIES[1], 3, 16), (LIBRARIES[2], 4, 2)}
+# In CI one of each library, without the longest.
+IN_CI = {(LIBRARIES[0], 2, 8), (LIBRARIES[2], 4, 2)}
 
 
 def runnable(library: str, stages: int, micro_batches: int) -> bool:
@@ -119,7 +119,7 @@ def adds_up(found: Account) -> None:
     [
         (LIBRARIES[0], 3, 1),
         pytest.param(LIBRARIES[1], 3, 0, marks=pytest.mark.slow),
-        (LIBRARIES[2], 3, 2),
+        pytest.param(LIBRARIES[2], 3, 2, marks=pytest.mark.slow),
         pytest.param(LIBRARIES[2], 4, 1, marks=pytest.mark.slow),
     ],
 )
