@@ -18,6 +18,8 @@ from bench.plan import normalise, plan, profile_file
 from bench.record import Record, load_all
 from bench.resolve import resolve
 
+pytestmark = pytest.mark.timeout(300)
+
 PROJECT = Path(__file__).resolve().parents[2]
 SMALL = [
     *("model=custom", "model.target=mine.build", "num_classes=10", "image_size=8", "batch_size=8", "device=cpu"),

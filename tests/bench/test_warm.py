@@ -23,6 +23,8 @@ from bench.registry import capabilities, libraries
 from bench.warm import Warm
 from tests.bench.test_launch import _job
 
+pytestmark = pytest.mark.timeout(300)
+
 PROJECT = Path(__file__).resolve().parents[2]
 SMALL = [
     *("model=custom", "model.target=mine.build", "num_classes=10", "image_size=8", "batch_size=8", "device=cpu"),

@@ -163,6 +163,7 @@ RESIDUAL = [
 ]
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("library", ["single", "ddp", "torchgpipe", "fairscale", "deepspeed", "torch"])
 def test_every_forward_recomputation_and_backward_is_seen_once(traced: Traced, library: str) -> None:
     can = capabilities(next(f.library for f in expand([f"library={library}"]).factors))
