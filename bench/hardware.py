@@ -14,14 +14,17 @@ from pathlib import Path
 
 __all__ = ["Gpu", "cpu_name", "device_locks", "fingerprint", "link", "peak_flops", "visible_gpus"]
 
-# FLOP/s of one GPU, dense, from NVIDIA's data sheets (SXM variants where they differ); the first word that a
-# GPU's name holds counts.
+# FLOP/s of one GPU, dense, from NVIDIA's data sheets, by the devices' fingerprint.  A variant
+# that is not named here is unknown: its form factors differ by a third.  No fp64, whose peak depends on
+# whether tensor cores are used.
 _PEAKS = {
-    "H200": {"fp64": 34e12, "fp32": 67e12, "tf32": 494.7e12, "bf16": 989.4e12},
-    "H100 PCIe": {"fp64": 26e12, "fp32": 51e12, "tf32": 378e12, "bf16": 756e12},
-    "H100": {"fp64": 34e12, "fp32": 67e12, "tf32": 494.7e12, "bf16": 989.4e12},
-    "A100": {"fp64": 9.7e12, "fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12},
-    "V100": {"fp64": 7.8e12, "fp32": 15.7e12},
+    "cuda-nvidia-h200": {"fp32": 67e12, "tf32": 494.7e12, "bf16": 989.4e12},
+    "cuda-nvidia-h100-80gb-hbm3": {"fp32": 67e12, "tf32": 494.7e12, "bf16": 989.4e12},
+    "cuda-nvidia-h100-pcie": {"fp32": 51e12, "tf32": 378e12, "bf16": 756e12},
+    "cuda-nvidia-a100-sxm4-40gb": {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12},
+    "cuda-nvidia-a100-sxm4-80gb": {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12},
+    "cuda-tesla-v100-sxm2-16gb": {"fp32": 15.7e12},
+    "cuda-tesla-v100-sxm2-32gb": {"fp32": 15.7e12},
 }
 
 LOCK_FOLDER = Path("/tmp/pipeline-bench-device-locks")
@@ -100,10 +103,9 @@ def chosen(visible: str | None, uuids: Sequence[str]) -> list[int]:
     return found
 
 
-def peak_flops(name: str, precision: str) -> float | None:
-    """The peak FLOP/s of a GPU of this name; None where it is not known."""
-    known = next((peaks for word, peaks in _PEAKS.items() if word.lower() in name.lower()), {})
-    return known.get(precision)
+def peak_flops(hardware: str, precision: str) -> float | None:
+    """The peak FLOP/s of one GPU of this fingerprint; None where it is not known, never a guess."""
+    return _PEAKS.get(hardware, {}).get(precision)
 
 
 def link(first: Gpu, second: Gpu) -> str:

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bench import hardware
-from bench.hardware import Gpu, chosen, cpu_name, device_locks, fingerprint, link, visible_gpus
+from bench.hardware import Gpu, chosen, cpu_name, device_locks, fingerprint, link, peak_flops, visible_gpus
 
 UUIDS = ["GPU-1a2b-0", "GPU-1a2c-1", "GPU-9f00-2"]
 
@@ -98,3 +98,25 @@ def test_gpus_are_those_of_torch() -> None:
         assert gpu.name == found.name
         assert str(found.uuid) in gpu.uuid
         assert link(gpu, gpu)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "peak"),
+    [
+        ("NVIDIA H200", "fp32", 67e12),
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.4e12),
+        ("NVIDIA H100 PCIe", "fp32", 51e12),
+        ("NVIDIA A100-SXM4-80GB", "tf32", 156e12),
+        ("NVIDIA H100 NVL", "fp32", None),
+        ("NVIDIA GH200 480GB", "fp32", None),
+        ("NVIDIA H200", "fp64", None),
+        ("Tesla V100-SXM2-16GB", "bf16", None),
+    ],
+)
+def test_a_peak_is_that_of_the_very_device_or_unknown(name: str, precision: str, peak: float | None) -> None:
+    """A word of the name was looked for: an H100 PCIe had the peak of the SXM form, a third too high."""
+    gpu = Gpu(index=0, uuid="GPU-1", name=name, pci_address="0", memory_bytes=1, driver="1")
+    assert peak_flops(fingerprint("cuda", [gpu]), precision) == peak
+    assert peak_flops(fingerprint("cuda", [gpu, gpu]), precision) == peak
+    other = Gpu(index=1, uuid="GPU-2", name="Another", pci_address="1", memory_bytes=1, driver="1")
+    assert peak_flops(fingerprint("cuda", [gpu, other]), precision) is None
