@@ -33,6 +33,8 @@ SMALL = [
 LIBRARIES = sorted(libraries())
 # What differs between two runs of the same cell.
 TIMES = {"run_id", "started_at", "wall_s", "fixed_cost_s", "phases", "foreign_load", "log", "waited_s", "settings"}
+# The trace's spans are times too; how often each kind is seen is test_trace's.
+TIMES |= {"account", "stamp_cost_s", "trace"}
 
 
 def bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
