@@ -155,7 +155,8 @@ def _flops(r: Record, merit: Merit | None) -> Row:
 def stage_rows(r: Record) -> list[Row]:
     """The run's rows of stages.csv."""
     traced = ("busy_s", "idle_s", "waiting_s")
-    copied = [c.name for c in STAGES if c.name not in ("run_id", "layers", "predicted_peak_bytes", *traced)]
+    made = ("run_id", "layers", "predicted_peak_bytes", "throttle_reasons", *traced)
+    copied = [c.name for c in STAGES if c.name not in made]
     counted = r.prediction.memory if r.prediction else ()
     lanes = {lane.stage: lane for lane in r.account.lanes} if r.account else {}
     return [
@@ -163,6 +164,7 @@ def stage_rows(r: Record) -> list[Row]:
             "run_id": r.run_id,
             "layers": _ranges(s.layers),
             "predicted_peak_bytes": counted[s.stage].total if s.stage < len(counted) else None,
+            "throttle_reasons": " ".join(s.throttle_reasons),
             **{name: getattr(s, name) for name in copied},
             **{name: getattr(lanes[s.stage], name) if s.stage in lanes else None for name in traced},
         }

@@ -110,7 +110,8 @@ class Settings:
     the whole cell (waiting for the device lock excepted).  ``profile``: measure the model's layers
     for every cell, so that its step time is predicted, not only where the balance needs it.
     ``preload``: fork ranks from a process that has imported the library, instead of fresh
-    interpreters.  ``trace``: add a pass that stamps what every device does when.
+    interpreters.  ``memory``: add a pass that counts what each stage holds.  ``trace``: add one that
+    stamps what every device does when.
     """
 
     trials: tuple[int, ...] = (0,)
@@ -125,4 +126,5 @@ class Settings:
     baseline: bool = True
     profile: bool = False
     preload: bool = True
+    memory: bool = True
     trace: bool = True

@@ -62,7 +62,7 @@ class Job:
     path for torch's FileStore.  ``cache_dir`` holds references shared by a study's cells.
     ``lock_paths`` are the host-wide device locks to hold from warm-up to the end of measuring.
     ``steps`` is 0 for as many as ``target_ci`` needs, ``max_steps`` at most.  ``double_parity``: run
-    parity (b) as well, since no record of it exists yet.  ``trace``: run the trace pass.
+    parity (b) as well, since no record of it exists yet.  ``memory``, ``trace``: run these passes.
     """
 
     task: str = "bench.worker.cell"
@@ -80,6 +80,7 @@ class Job:
     double_parity: bool
     timeout_s: float
     parent_pid: int
+    memory: bool = True
     trace: bool = False
     target_ci: float = 0.01
     max_steps: int = 200
@@ -138,6 +139,7 @@ class StageResult:
 
     ``layers`` are flat layer indices.  On CPU ``peak_allocated_bytes`` is the live-storage peak
     and ``peak_reserved_bytes`` is None; the other peaks are its parts, see ``worker.memory.Peak``.
+    Clocks and throttle reasons are of a GPU while it was measured, see ``gpu_watch``.
     """
 
     stage: int
@@ -157,6 +159,9 @@ class StageResult:
     allocator_retries: int | None = None
     device_uuid: str | None = None
     pci_address: str | None = None
+    clock_low_mhz: int | None = None
+    clock_high_mhz: int | None = None
+    throttle_reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +241,7 @@ class RankResult:
 
 def stage_from_json(data: dict[str, Any]) -> StageResult:
     """The inverse of ``to_json(stage)``."""
-    return StageResult(**{**data, "layers": tuple(data["layers"])})
+    return StageResult(**{key: _tuples(value) for key, value in data.items()})
 
 
 def rank_result_from_json(data: dict[str, Any]) -> RankResult:

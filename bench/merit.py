@@ -8,12 +8,19 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.record import Record
-from bench.series import Summary, summarise
+from bench.series import Summary, Verdict, summarise
 
-__all__ = ["Merit", "merits"]
+__all__ = ["Merit", "conditions", "merits"]
+
+# Cores that other processes may keep busy before a figure is doubtful: on CPU they are taken from the stages;
+# beside GPUs a share of the host.
+OTHERS_CPU, OTHERS_SHARE = 0.25, 0.5
+# Throttle reasons that are faults of the machine; a power cap is how it was bought.
+SLOWED = ("hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
+CLOCKS = 0.9  # lowest over highest clock seen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +88,7 @@ def merits(records: Iterable[Record]) -> dict[str, Merit]:
     result = {}
     for r in usable:
         f = r.factors
-        steps = summarise(_times(r))
+        steps = _judged(summarise(_times(r)), r)
         # Stages that share a GPU prove correctness; a speed-up of theirs would be a wrong number.
         meaningful = not (f.share_devices and f.stages > 1)
         speedup = _ratio(throughput[r.run_id], baselines.get(_setting(r))) if meaningful else None
@@ -95,6 +102,30 @@ def merits(records: Iterable[Record]) -> dict[str, Merit]:
             efficiency=speedup / f.stages if speedup is not None else None,
         )
     return result
+
+
+def conditions(r: Record) -> list[str]:
+    """What was amiss with the machine while the run was measured, of what makes its figure doubtful."""
+    found = []
+    allowed = OTHERS_CPU if r.factors.device == "cpu" else OTHERS_SHARE * float(r.environment.get("cores") or 1)
+    if r.foreign_load is not None and r.foreign_load > allowed:
+        found.append(f"other processes kept {r.foreign_load:.2f} cores busy")
+    for s in r.stages:
+        slowed = [reason for reason in s.throttle_reasons if reason in SLOWED]
+        if slowed:
+            found.append(f"the GPU of stage {s.stage} was slowed down ({', '.join(slowed)})")
+        if s.clock_low_mhz is not None and s.clock_high_mhz and s.clock_low_mhz < CLOCKS * s.clock_high_mhz:
+            found.append(f"the GPU of stage {s.stage} ran at {s.clock_low_mhz} to {s.clock_high_mhz} MHz")
+    return found
+
+
+def _judged(steps: Summary, r: Record) -> Summary:
+    """The summary, never ``stable`` where the machine was not."""
+    found = conditions(r)
+    if not found:
+        return steps
+    verdict: Verdict = "noisy" if steps.verdict == "stable" else steps.verdict
+    return replace(steps, verdict=verdict, reason="; ".join(filter(None, [steps.reason, *found])))
 
 
 def _ratio(value: float, over: Sequence[float] | None) -> float | None:

@@ -19,6 +19,7 @@ from bench import claim, record
 from bench.account import account, ideal_bubble
 from bench.environment import describe
 from bench.factors import Factors, Settings
+from bench.gpu_watch import GpuWatch
 from bench.hardware import Gpu, device_locks, visible_gpus
 from bench.jobs import Job, Message, RankResult, StageResult, Status, to_json
 from bench.launch import Interrupted, Outcome, launch
@@ -220,19 +221,26 @@ def _run_claimed(
     stop = None
     double_run = f"parity-{_double_key(cell)}"
     known = _double_record(settings.results_dir, double_run)
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+    watch = GpuWatch(_gpus(cell, settings))
+
+    def hear(message: Message) -> None:
+        watch.hear(message)
+        if on_message is not None:
+            on_message(message)
+
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder, watch:
         try:
             outcome = launch(
                 make_job(cell, settings, blank.run_id, folder, double=known is None),
                 settings.results_dir / blank.log,
                 wall_limit_s=settings.wall_limit_s,
                 environment=worker_environment(cell.factors),
-                on_message=on_message,
+                on_message=hear,
                 start=start,
             )
         except Interrupted as interrupted:
             outcome, stop = interrupted.outcome, interrupted
-    made = _finish(blank, outcome, time.monotonic() - started)
+    made = _with_clocks(_finish(blank, outcome, time.monotonic() - started), watch)
     spans = [span for result in outcome.results for span in result.spans]
     if made.account is not None:
         made = replace(made, trace=f"traces/{made.run_id}.csv")
@@ -272,6 +280,7 @@ def make_job(cell: Cell, settings: Settings, run_id: str, folder: str, *, double
         double_parity=double,
         timeout_s=settings.timeout_s,
         parent_pid=os.getpid(),
+        memory=settings.memory,
         trace=settings.trace,
     )
 
@@ -387,6 +396,24 @@ def _with_gpus(blank: Record, stages: list[StageResult]) -> tuple[StageResult, .
         return tuple(stages)
     return tuple(
         replace(s, device_uuid=gpus[s.stage]["uuid"], pci_address=gpus[s.stage]["pci_address"]) for s in stages
+    )
+
+
+def _with_clocks(made: Record, watch: GpuWatch) -> Record:
+    seen = watch.seen()
+    return replace(
+        made,
+        stages=tuple(
+            replace(
+                s,
+                clock_low_mhz=seen[s.device_uuid].low_mhz,
+                clock_high_mhz=seen[s.device_uuid].high_mhz,
+                throttle_reasons=tuple(sorted(seen[s.device_uuid].throttled)),
+            )
+            if s.device_uuid in seen
+            else s
+            for s in made.stages
+        ),
     )
 
 

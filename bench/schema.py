@@ -192,6 +192,9 @@ STAGES = (
     Column("peak_placed_bytes", "int", "bytes", "of the peak: the placed mini-batch", nullable=True),
     Column("peak_activations_bytes", "int", "bytes", "of the peak: all else", nullable=True),
     Column("predicted_peak_bytes", "int", "bytes", "counted from the profile and the schedule alone", nullable=True),
+    Column("clock_low_mhz", "int", "MHz", "lowest SM clock seen while it was measured", nullable=True),
+    Column("clock_high_mhz", "int", "MHz", "highest SM clock seen while it was measured", nullable=True),
+    Column("throttle_reasons", "text", "", "why NVML said that it was slowed down meanwhile", nullable=True),
     Column("allocator_retries", "int", "", "times the CUDA allocator had to free its cache", nullable=True),
 )
 

@@ -20,7 +20,7 @@ from bench.record import Record, load_all, records_dir
 from bench.registry import capabilities
 from bench.resolve import Unmeasured, resolve
 from bench.run import Busy, Stopped, bury_dead, done, run_cell, unmeasured, unsupported
-from bench.table import comparison, console, footnotes
+from bench.table import console, print_tables
 from bench.warm import Warm, fresh
 
 __all__ = ["check_writable", "sweep"]
@@ -155,9 +155,7 @@ def _report(out: Console, cells: Sequence[Cell], settings: Settings, made: list[
         made_ids = {r.run_id for r in made}
         made = [r for r in shown if (r.cell_id, r.trial, r.hardware) in keys and r.run_id not in made_ids] + made
     if made:
-        out.print(comparison(made, everything))
-        for line in footnotes(made, everything):
-            out.print(line, highlight=False)
+        print_tables(out, made, everything)
     if old:
         print(f"{old} runs were done already")
     for r in made:

@@ -15,8 +15,9 @@ from bench.errors import UserError
 from bench.jobs import ParityResult
 from bench.merit import Merit, merits
 from bench.record import Record, load_all
+from bench.trials import over_trials
 
-__all__ = ["comparison", "console", "footnotes"]
+__all__ = ["comparison", "console", "footnotes", "lost_time", "print_tables", "trials"]
 
 _MIB = 2**20
 
@@ -116,11 +117,9 @@ def comparison(records: Sequence[Record], context: Sequence[Record] = ()) -> Tab
     Only runs that are ``ok`` have a step time, a throughput and a speed-up.
     """
     derived = merits({r.run_id: r for r in [*context, *records]}.values())
-    values = {name: dict.fromkeys(text(r) for r in records) for name, text in _WHERE_IT_VARIES.items()}
-    varying = {name: _WHERE_IT_VARIES[name] for name, seen in values.items() if len(seen) > 1}
     predicted = _WHERE_PREDICTED if any(r.prediction for r in records) else {}
-    columns = {**_ALWAYS, **varying, **predicted}
-    title = " ".join(f"{name}={next(iter(seen))}" for name, seen in values.items() if len(seen) == 1)
+    columns = {**_columns(records), **predicted}
+    title = " ".join(f"{name}={text(records[0])}" for name, text in _WHERE_IT_VARIES.items() if name not in columns)
     table = Table(title=title, title_justify="left")
     # Folded rather than cut: on a narrow terminal no digit may get lost.
     for name in columns:
@@ -131,6 +130,86 @@ def comparison(records: Sequence[Record], context: Sequence[Record] = ()) -> Tab
     for r in records:
         table.add_row(*(text(r) for text in columns.values()), *_figures(r, derived.get(r.run_id)))
     return table
+
+
+def trials(records: Sequence[Record]) -> Table | None:
+    """One row a cell with several runs that are ok: its figure over trials.  None where there is no such cell."""
+    derived = merits(records)
+    cells: dict[tuple[str, str], list[Record]] = {}
+    for r in records:
+        cells.setdefault((r.cell_id, r.hardware), []).append(r)
+    rows = [(of, ok) for of in cells.values() if len(ok := [r for r in of if r.run_id in derived]) > 1]
+    if not rows:
+        return None
+    columns = _columns([of[0] for of, _ in rows], leave_out=("trial",))
+    table = Table(title="over trials: mean of the trials' medians", title_justify="left")
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    for name in ("trials", "step s", "samples/s", "low", "high"):
+        table.add_column(name, overflow="fold", justify="right")
+    table.add_column("low, high are", overflow="fold")
+    for of, ok in rows:
+        seconds = over_trials([derived[r.run_id].steps.median for r in ok])
+        speed = over_trials([derived[r.run_id].throughput for r in ok])
+        failed = f" of {len(of)}" if len(of) > len(ok) else ""
+        figures = [_number(value) for value in (seconds.value, speed.value, speed.low, speed.high)]
+        table.add_row(*(text(ok[0]) for text in columns.values()), f"{len(ok)}{failed}", *figures, speed.words)
+    return table
+
+
+# The terms of ``account.Account`` that add up to the step, in that order.
+_TERMS = {
+    "ideal": "ideal_s",
+    "bubble": "bubble_s",
+    "imbalance": "imbalance_s",
+    "recomputation": "recompute_s",
+    "communication, waiting, overhead": "communication_s",
+    "unexplained": "unexplained_s",
+}
+
+
+def lost_time(records: Sequence[Record]) -> Table | None:
+    """One row a traced run: where its traced step went, in per cent, and its bubble.  None without such a run."""
+    traced = [r for r in records if r.status == "ok" and r.account is not None]
+    if not traced:
+        return None
+    columns = _columns(traced)
+    table = Table(title="where a traced step went, % of it", title_justify="left")
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    for name in ("traced step s", *_TERMS, "measured bubble", "ideal bubble"):
+        table.add_column(name, overflow="fold", justify="right")
+    for r in traced:
+        account = r.account
+        assert account is not None
+        parts = [getattr(account, name) for name in _TERMS.values()]
+        table.add_row(
+            *(text(r) for text in columns.values()),
+            _number(account.step_time_s),
+            *("" if part is None else f"{part / account.step_time_s:.1%}" for part in parts),
+            f"{account.bubble:.3f}",
+            "" if account.ideal_bubble is None else f"{account.ideal_bubble:.3f}",
+        )
+    return table
+
+
+def print_tables(out: Console, records: Sequence[Record], context: Sequence[Record] = ()) -> None:
+    """All that a study has to say: the comparison, its trials, where the time went, and what must be said beside."""
+    for table in (comparison(records, context), trials(records), lost_time(records)):
+        if table is not None:
+            out.print(table)
+    for line in footnotes(records, context):
+        out.print(line, highlight=False, markup=False)
+
+
+def _columns(records: Sequence[Record], leave_out: Sequence[str] = ()) -> dict[str, _Text]:
+    """The columns that tell these rows apart, and the ones that every table has."""
+    varying = {
+        name: text
+        for name, text in _WHERE_IT_VARIES.items()
+        if name not in leave_out and len({text(r) for r in records}) > 1
+    }
+    return {**_ALWAYS, **varying}
 
 
 def footnotes(records: Sequence[Record], context: Sequence[Record] = ()) -> list[str]:
@@ -159,6 +238,12 @@ def footnotes(records: Sequence[Record], context: Sequence[Record] = ()) -> list
             doubtful.setdefault(f"{steps.verdict}: {steps.reason}", []).append(_short(r))
     for said, rows in doubtful.items():
         lines.append(f"{said} ({'all rows' if len(rows) == len(timed) else ', '.join(dict.fromkeys(rows))}).")
+    costs = [r.stamp_cost_s for r in records if r.stamp_cost_s is not None]
+    if costs:
+        lines.append(
+            f"a stamp of the trace cost the host {min(costs) * 1e6:.2g} to {max(costs) * 1e6:.2g} µs, "
+            "in traced steps only."
+        )
     if any(r.factors.device == "cpu" for r in records):
         lines.append("CPU: a stage is one core, peaks count live storages; it says nothing about GPUs.")
     if any(not r.overlap for r in records):
@@ -201,9 +286,7 @@ def main(arguments: Sequence[str]) -> int:
         print(UserError("results_dir", results_dir, "holds no records", "run python -m bench first"), file=sys.stderr)
         return 2
     out = console()
-    out.print(comparison(cells))
-    for line in footnotes(cells):
-        out.print(line, highlight=False, markup=False)
+    print_tables(out, cells)
     return 1 if errors else 0
 
 

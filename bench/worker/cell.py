@@ -75,14 +75,16 @@ def run_rank(job: Job, rank: int, channel: Channel) -> RankResult:
         steps = run_steps(ranks, channel, pipeline, next_batch, warmup_steps=job.warmup_steps, enough=enough)
         busy = load()
 
-    channel.phase("memory")
     lane = (lambda k: rank) if replicas else lanes(job, can)
     batch = next_batch()
-    with channel.stepping():
-        peaks = memory.peaks(ranks, pipeline, batch, lane)
+    peaks: dict[int, memory.Peak] = {}
+    if job.memory:
+        channel.phase("memory")
+        with channel.stepping():
+            peaks = memory.peaks(ranks, pipeline, batch, lane)
     stages = tuple(
-        _stage(job, ranks, pipeline, stage, lane, peak, str(dtype).removeprefix("torch."))
-        for stage, peak in peaks.items()
+        _stage(job, ranks, pipeline, stage, lane, peaks.get(stage), str(dtype).removeprefix("torch."))
+        for stage in sorted({lane(k) for k in pipeline.stages()})
     )
     traced: TraceResult | None = None
     spans: tuple[SpanResult, ...] = ()
@@ -127,7 +129,7 @@ def _stage(
     pipeline: Pipeline,
     stage: int,
     lane: Callable[[int], int],
-    peak: memory.Peak,
+    peak: memory.Peak | None,
     dtype: str,
 ) -> StageResult:
     bounds = [sum(job.partition[:i]) for i in range(len(job.partition) + 1)]
@@ -136,7 +138,7 @@ def _stage(
     )
     live = pipeline.layers()
     parameters = [p for layer in layers for p in live[layer].parameters()]
-    return StageResult(
+    measured = StageResult(
         stage=stage,
         rank=ranks.rank,
         device=str(ranks.devices[stage]),
@@ -144,6 +146,11 @@ def _stage(
         parameters=sum(p.numel() for p in parameters),
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
         dtype=dtype,
+    )
+    if peak is None:
+        return measured
+    return replace(
+        measured,
         peak_allocated_bytes=peak.allocated,
         peak_reserved_bytes=peak.reserved,
         peak_parameters_bytes=peak.parameters,

@@ -8,12 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from bench.account import Account
 from bench.record import Record, write
-from bench.table import comparison, footnotes
+from bench.table import comparison, footnotes, lost_time, trials
 
 Make = Callable[..., Record]
 
@@ -156,3 +158,50 @@ def test_the_command_prints_the_table_of_a_folder(made_record: Make, tmp_path: P
     assert done.returncode == 0, done.stderr
     assert [row["library"] for row in _rows(done.stdout)] == ["ddp", "torch"]
     assert "SYNTHETIC" in done.stdout
+
+
+def _account(**changes: Any) -> Account:
+    parts = {"ideal_s": 0.25, "bubble_s": 0.1, "imbalance_s": 0.05, "recompute_s": 0.0, "communication_s": 0.075}
+    made = {**parts, "unexplained_s": 0.025, **changes}
+    return Account(step_time_s=0.5, bubble=0.4, ideal_bubble=0.2, overlap=True, lanes=(), **made)
+
+
+def test_where_the_time_went_adds_up_to_the_step(made_record: Make) -> None:
+    traced, plain = made_record("run", account=_account()), made_record("untraced")
+    failed = made_record("failed", status="error", fail_reason="why", account=_account())
+    table = lost_time([traced, plain, failed])
+    assert table is not None
+    out = io.StringIO()
+    Console(file=out, width=250).print(table)
+    (row,) = _rows(out.getvalue())
+    shares = [row[name] for name in list(row)[6:12]]
+    assert shares == ["50.0%", "20.0%", "10.0%", "0.0%", "15.0%", "5.0%"]
+    assert sum(float(share.rstrip("%")) for share in shares) == 100
+    assert (row["measured bubble"], row["ideal bubble"]) == ("0.400", "0.200")
+    assert lost_time([plain, failed]) is None
+
+
+def test_what_is_not_simulated_is_left_empty_and_not_zero(made_record: Make) -> None:
+    table = lost_time([made_record("run", account=_account(bubble_s=None, imbalance_s=None, recompute_s=None))])
+    assert table is not None
+    out = io.StringIO()
+    Console(file=out, width=250).print(table)
+    (row,) = _rows(out.getvalue())
+    assert row["bubble"] == row["imbalance"] == row["recomputation"] == ""
+
+
+@pytest.mark.parametrize(("count", "called"), [(2, "range"), (4, "range"), (5, "95 % interval")])
+def test_a_cells_figure_over_its_trials(count: int, called: str, made_record: Make) -> None:
+    runs = [made_record(f"run{i}", cell_id="one", trial=i, times=(0.5 + 0.01 * i,) * 3) for i in range(count)]
+    lost = made_record("lost", cell_id="one", trial=9, status="oom", fail_reason="why")
+    other = made_record("other", library="deepspeed")
+    table = trials([*runs, lost, other])
+    assert table is not None
+    out = io.StringIO()
+    Console(file=out, width=250).print(table)
+    (row,) = _rows(out.getvalue())
+    assert row["trials"] == f"{count} of {count + 1}"
+    assert row["low, high are"] == called
+    assert float(row["step s"]) == pytest.approx(0.5 + 0.005 * (count - 1), abs=0.001)
+    assert float(row["low"]) < float(row["samples/s"]) < float(row["high"])
+    assert trials([runs[0], other]) is None
