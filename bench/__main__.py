@@ -60,11 +60,11 @@ def _run(arguments: Sequence[str]) -> int:
         raise UserError("-m", "missing", "several values make a sweep", "write python -m bench -m …")
     check_writable(expanded.settings.results_dir)
     try:
-        records = sweep(plan(expanded), expanded.settings)
+        made = sweep(plan(expanded), expanded.settings, alone=not multirun)
     except Interrupted as stop:
         print(f"interrupted by {stop}", file=sys.stderr)
         return 128 + stop.number
-    return 0 if all(r.status in ("ok", "unsupported") for r in records) else 1
+    return 1 if made.failed else 0
 
 
 if __name__ == "__main__":

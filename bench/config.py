@@ -11,7 +11,7 @@ import difflib
 import functools
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,17 @@ import conf
 from bench.errors import UserError
 from bench.factors import Balance, Data, Factors, Library, Model, Optimizer, Settings
 
-__all__ = ["GROUPS", "Change", "apply", "choices", "compose_groups", "from_tree", "parse", "sweeper_params"]
+__all__ = [
+    "GROUPS",
+    "Change",
+    "apply",
+    "choices",
+    "compose_groups",
+    "exclusions",
+    "from_tree",
+    "parse",
+    "sweeper_params",
+]
 
 CONF = Path(conf.__file__).parent
 GROUPS = ("library", "model", "balance", "data", "experiment", "local")
@@ -116,6 +126,8 @@ def _plain(value: Any) -> Any:
         return value.text
     if isinstance(value, list):
         return [_plain(v) for v in value]
+    if isinstance(value, dict):
+        return {_plain(k): _plain(v) for k, v in value.items()}
     return value
 
 
@@ -252,7 +264,7 @@ def from_tree(tree: Tree) -> tuple[Factors, Settings]:
     factors: Tree = {}
     settings: Tree = {}
     for key, value in tree.items():
-        if key == "_sweep":
+        if key in ("_sweep", "exclude"):
             continue
         if key in _SECTIONS:
             factors[key] = _section(key, value)
@@ -284,6 +296,40 @@ def check_range(key: str, value: Any) -> Any:
 def factor_value(key: str, value: Any) -> Any:
     """One plain factor's value, checked as ``from_tree`` does."""
     return check_range(key, _typed(key, value, _hints(Factors)[key]))
+
+
+def exclusions(rules: Any) -> list[Callable[[Factors], bool]]:
+    """A study's ``exclude`` as predicates: a rule is a mapping of factors to a value or a list of them, and leaves
+    out what has one of the values in each; a section (library, model, …) goes by its name or by a dotted key."""
+    if not isinstance(rules, list) or not all(isinstance(rule, dict) and rule for rule in rules):
+        raise UserError("exclude", rules, "must be a list of mappings", "write - {library: torch, stages: [2, 4]}")
+    return [_exclusion(rule) for rule in rules]
+
+
+def _exclusion(rule: Tree) -> Callable[[Factors], bool]:
+    wanted = {key: tuple(v) if isinstance(v, list) else (v,) for key, v in rule.items()}
+    known = [*_hints(Factors), *(f"{s}.{f.name}" for s, kind in _SECTIONS.items() for f in dataclasses.fields(kind))]
+    for key, values in wanted.items():
+        if key not in known:
+            raise UserError(f"exclude.{key}", values[0], "there is no such factor", _suggestion(key, known))
+        for value in values:
+            if key in _SECTIONS and key in GROUPS and value not in choices(key):
+                raise UserError(
+                    f"exclude.{key}",
+                    value,
+                    f"allowed are {', '.join(choices(key))}",
+                    _suggestion(str(value), choices(key)),
+                )
+            if is_factor(key):
+                _typed(f"exclude.{key}", value, _hints(Factors)[key])
+
+    def value_of(factors: Factors, key: str) -> Any:
+        value: Any = factors
+        for part in key.split("."):
+            value = getattr(value, part)
+        return getattr(value, "name", value)
+
+    return lambda factors: all(value_of(factors, key) in values for key, values in wanted.items())
 
 
 def is_factor(key: str) -> bool:

@@ -13,6 +13,7 @@ from bench.config import (
     Change,
     apply,
     compose_groups,
+    exclusions,
     factor_value,
     from_tree,
     is_factor,
@@ -29,12 +30,14 @@ __all__ = ["Sweep", "expand"]
 class Sweep:
     """All points of a sweep in Hydra's order, its settings, and the keys that the user typed.
 
-    ``several``: some key has several values, so it is no single cell."""
+    ``several``: some key has several values, so it is no single cell.  ``excluded``: how many points the
+    study's ``exclude`` has left out."""
 
     factors: list[Factors]
     settings: Settings
     typed: frozenset[str]
     several: bool
+    excluded: int = 0
 
 
 def expand(overrides: Sequence[str]) -> Sweep:
@@ -78,7 +81,13 @@ def expand(overrides: Sequence[str]) -> Sweep:
                 raise UserError("trial", trial, "must be a whole number from 0 on", "write trial=0,1,2")
         settings = dataclasses.replace(settings, trials=tuple(trials))
     several = any(len(c.values) > 1 for c in changes)
-    return Sweep(factors=result, settings=settings, typed=frozenset(keys), several=several)
+    excludes = exclusions(next((c.values[0] for c in plain if c.key == "exclude"), common["exclude"]))
+    kept = [f for f in result if not any(excludes_it(f) for excludes_it in excludes)] if excludes else result
+    if not kept:
+        raise UserError("exclude", len(result), "leaves nothing of the study", "exclude less")
+    return Sweep(
+        factors=kept, settings=settings, typed=frozenset(keys), several=several, excluded=len(result) - len(kept)
+    )
 
 
 def _refuse_swept_settings(plain: Sequence[Change]) -> None:

@@ -10,8 +10,9 @@ import hashlib
 import importlib.metadata
 import json
 import sys
+import typing
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 
 from adapters.protocol import Capabilities, ScheduleRule
@@ -26,7 +27,18 @@ from bench.partition.simulate import Schedule
 from bench.registry import capabilities, libraries
 from models.table import layer_table, source_hash
 
-__all__ = ["Cell", "cell_id", "cut", "known_profile", "make_cell", "native_path", "normalise", "plan", "profile_file"]
+__all__ = [
+    "Cell",
+    "cell_id",
+    "cut",
+    "gpus_needed",
+    "known_profile",
+    "make_cell",
+    "native_path",
+    "normalise",
+    "plan",
+    "profile_file",
+]
 
 # What a factor without meaning for a library is set to, so that such a cell appears once.
 _NO_PIPELINE = {
@@ -84,23 +96,42 @@ def normalise(factors: Factors) -> Factors:
         if can.stages_are == "none":
             changes["stages"] = 1
             changes["nodes"] = 1
+    if all(getattr(factors, key) == value for key, value in changes.items()):
+        return factors
     return factors.replace(**changes)
 
 
 def cell_id(factors: Factors, versions: dict[str, str | None]) -> str:
     """12 hex digits of the hash of the normalised factors and the versions; the same on every host."""
-    plain = {f.name: _plain(getattr(factors, f.name)) for f in fields(factors)}
-    text = json.dumps([plain, versions], sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    values = vars(factors)
+    texts = [f'"{name}":{_section(values[name]) if nested else _scalar(values[name])}' for name, nested in _FIELDS]
+    return hashlib.sha256(f"[{{{','.join(texts)}}},{_versions(tuple(versions.items()))}]".encode()).hexdigest()[:12]
 
 
-@functools.lru_cache(maxsize=4096)
-def _section(value: object) -> object:
-    return asdict(value)  # type: ignore[call-overload]
+# Every field in the order of its name, and whether it is a section.
+_FIELDS = sorted((name, is_dataclass(kind)) for name, kind in typing.get_type_hints(Factors).items())
+# By identity, since 1, 1.0 and True are equal and their texts are not; the sections of a sweep are shared
+# by its cells.  The object is kept beside its text, so that no other can get its number.
+_sections: dict[int, tuple[object, str]] = {}
 
 
-def _plain(value: object) -> object:
-    return _section(value) if is_dataclass(value) else value  # type: ignore[arg-type]
+def _section(value: object) -> str:
+    known = _sections.get(id(value))
+    if known is None:
+        known = _sections[id(value)] = value, _compact(asdict(value))  # type: ignore[call-overload]
+    return known[1]
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+@functools.cache
+def _versions(items: tuple[tuple[str, str | None], ...]) -> str:
+    return _compact(dict(items))
+
+
+_scalar = functools.lru_cache(maxsize=4096, typed=True)(_compact)
 
 
 @functools.lru_cache
@@ -109,6 +140,11 @@ def versions_of(library: Library) -> dict[str, str | None]:
     can = capabilities(library)
     names = ["torch", *([can.distribution] if can.distribution else [])]
     return {name: _version(name) for name in names}
+
+
+@functools.lru_cache
+def _cache_dir(results_dir: Path) -> Path:
+    return results_dir / ".cache"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -178,7 +214,7 @@ def cut(factors: Factors, results_dir: Path) -> tuple[int, ...]:
             )
         return picked
     if balance.name not in PROFILED:
-        return _cut(model_key, balance, stages, results_dir / ".cache")
+        return _cut(model_key, balance, stages, _cache_dir(results_dir))
     profile = known_profile(factors, results_dir)
     return _cut_profiled(profile, balance, schedule_of(factors), stages) if profile is not None else ()
 
@@ -287,7 +323,7 @@ def _shown(factors: Factors, settings: Settings, key: str) -> object:
 def _check(factors: Factors, can: Capabilities, settings: Settings) -> tuple[int, ...]:
     """The partition of a cell that can run, as in ``cut``; raises UserError for one that cannot."""
     model_key = (factors.model, factors.granularity, factors.num_classes)
-    cache = settings.results_dir / ".cache"
+    cache = _cache_dir(settings.results_dir)
     layers = len(_parameters(model_key, cache))
     if can.stages_are == "devices" and factors.stages * factors.virtual_stages > layers:
         raise UserError(
@@ -374,12 +410,22 @@ def _refuse_meaningless(sweep: Sweep) -> None:
             )
 
 
-def _rows(cells: Iterable[Cell], settings: Settings) -> Iterable[dict[str, object]]:
-    from bench.run import done
+def gpus_needed(factors: Factors) -> int:
+    """GPUs that a normalised cell takes on each node."""
+    if factors.device != "cuda":
+        return 0
+    return 1 if factors.share_devices else factors.stages // factors.nodes
 
-    finished = done(settings.results_dir)
+
+def _rows(cells: Iterable[Cell], settings: Settings) -> Iterable[dict[str, object]]:
+    from bench.history import History
+
+    history = History.read(settings.results_dir)
     for cell in cells:
         f = cell.factors
+        keys = [(cell.id, trial, cell.hardware) for trial in settings.trials]
+        todo = 0 if cell.problem else sum(not history.skips(key, settings.on_existing) for key in keys)
+        seconds = history.estimate_s(cell.id, f, cell.hardware) if todo else 0.0
         yield {
             "id": cell.id,
             "library": f.library.name,
@@ -393,8 +439,10 @@ def _rows(cells: Iterable[Cell], settings: Settings) -> Iterable[dict[str, objec
             "checkpoint": f.checkpoint,
             "precision": f.precision,
             "device": f.device,
+            "gpus": gpus_needed(f),
             "trials": len(settings.trials),
-            "done": sum((cell.id, trial, cell.hardware) in finished for trial in settings.trials),
+            "done": len(keys) - todo if not cell.problem else 0,
+            "estimated_s": None if seconds is None else round(seconds * todo),
             "reason": cell.reason,
         }
 
@@ -426,12 +474,31 @@ def main(arguments: Sequence[str]) -> int:
         *(k for k in rows[0] if k not in same), title=" ".join(f"{k}={rows[0][k]}" for k in same), title_justify="left"
     )
     for row in rows:
+        row = {key: "?" if value is None else value for key, value in row.items()}
         table.add_row(*(str(value) for key, value in row.items() if key not in same))
     Console(width=None if sys.stdout.isatty() else 190).print(table)
+    print(_totals(cells, rows, sweep))
+    return 0
+
+
+def _totals(cells: Sequence[Cell], rows: Sequence[dict[str, object]], sweep: Sweep) -> str:
     valid = sum(not cell.problem for cell in cells)
     runs = valid * len(sweep.settings.trials)
-    print(f"{len(cells)} cells, {valid} valid, {runs} runs, {sum(int(str(r['done'])) for r in rows)} done")
-    return 0
+    known = [float(str(r["estimated_s"])) for r in rows if r["estimated_s"] is not None]
+    unknown = len(rows) - len(known)
+    time = f"about {sum(known) / 60:.0f} min" if sum(known) > 120 else f"about {sum(known):.0f} s"
+    if unknown:
+        time = f"time not known for {unknown} cells, of whose workload nothing has been run yet" + (
+            f", {time} for the others" if sum(known) else ""
+        )
+    gpus = max(int(str(r["gpus"])) for r in rows)
+    excluded = f", {sweep.excluded} excluded" if sweep.excluded else ""
+    done = sum(int(str(r["done"])) for r in rows)
+    return (
+        f"{len(cells)} cells{excluded}, {valid} valid, {runs} runs, {done} done"
+        + (f", at most {gpus} GPUs at once" if gpus else "")
+        + f"; {time}"
+    )
 
 
 if __name__ == "__main__":

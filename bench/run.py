@@ -34,7 +34,6 @@ __all__ = [
     "Busy",
     "Stopped",
     "bury_dead",
-    "done",
     "make_job",
     "run_cell",
     "unmeasured",
@@ -142,19 +141,6 @@ def _bury_locked(results_dir: Path) -> list[Record]:
             buried.append(made)
         claim.release(results_dir, name)
     return buried
-
-
-def done(results_dir: Path) -> set[tuple[str, int, str]]:
-    """(cell id, trial, hardware) of all cells with an ``ok`` record."""
-    found = set()
-    for path in record.records_dir(results_dir).glob("*.json"):
-        try:
-            data = json.loads(path.read_text())
-            if data["kind"] == "cell" and data["status"] == "ok":
-                found.add((data["cell_id"], data["trial"], data["hardware"]))
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # collect names such files
-    return found
 
 
 def _double_key(cell: Cell) -> str:

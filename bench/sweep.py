@@ -1,29 +1,52 @@
-"""Run cells one after the other, show how far it is, and end with the table."""
+"""Run cells one after the other, show how far it is, and end with the table.
+
+``python -m bench.sweep OVERRIDES`` is ``python -m bench -m OVERRIDES``.
+"""
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from bench.collect import collect
 from bench.errors import UserError
 from bench.factors import Settings
+from bench.history import History, Key
 from bench.jobs import Message
 from bench.launch import Interrupted
 from bench.plan import Cell
 from bench.record import Record, load_all, records_dir
 from bench.registry import capabilities
 from bench.resolve import Unmeasured, resolve
-from bench.run import Busy, Stopped, bury_dead, done, run_cell, unmeasured, unsupported
+from bench.run import Busy, Stopped, bury_dead, run_cell, unmeasured, unsupported
+from bench.schema import TABLES
 from bench.table import console, print_tables
 from bench.warm import Warm, fresh
 
-__all__ = ["check_writable", "sweep"]
+__all__ = ["Result", "check_writable", "sweep", "sweep_runs"]
+
+# A table longer than this is not printed where nothing was run.
+LONG = 100
+
+
+class Result(list[Record]):
+    """The records of the runs that were made; ``failed`` counts the runs of the sweep that are not fine, old ones too.
+
+    ``left``: runs that were not made since it stopped at a failure, or since another process holds their cell.
+    """
+
+    failed: int = 0
+    left: int = 0
 
 
 def check_writable(results_dir: Path) -> None:
@@ -39,31 +62,59 @@ def check_writable(results_dir: Path) -> None:
         ) from None
 
 
-class _Progress:
-    """One line a cell that follows its phases on a terminal; a plain line a phase elsewhere."""
+class _View:
+    """How far a sweep is: on a terminal a bar and a line that follows the cell's phases, plain lines elsewhere."""
 
-    def __init__(self, out: Console, label: str) -> None:
-        self._out, self._label, self._last = out, label, ""
-        self._live = out.status(label) if out.is_terminal else None
+    def __init__(self, out: Console, total: int) -> None:
+        self._out, self._label, self._last = out, "", ""
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[said]}"),
+            console=out,
+        )
+        self._task = self._bar.add_task("runs", total=total, said="")
+        self.line = Text("")
+        self._live = Live(Group(self._bar, self.line), console=out, transient=True) if out.is_terminal else None
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> _View:
         if self._live is not None:
             self._live.start()
-        else:
-            self._out.print(self._label, highlight=False)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 
+    def begin(self, label: str) -> None:
+        """A run begins."""
+        self._label, self._last = label, ""
+        if self._live is None:
+            self._out.print(label, highlight=False, markup=False)
+        else:
+            self.line.plain = label
+
+    def pass_over(self) -> None:
+        """A run that cannot be made."""
+        self._bar.update(self._task, advance=1)
+
+    def end(self, text: str, said: str) -> None:
+        """A run has ended: ``text`` stays, ``said`` is how the sweep stands."""
+        self._bar.update(self._task, advance=1, said=said)
+        label = f"{self._label}:" if self._live is not None else " "
+        tail = f", {said}" if said and self._live is None else ""
+        self._out.print(f"{label} {text}{tail}", highlight=False, markup=False)
+
     def __call__(self, message: Message) -> None:
+        """Follow what rank 0 reports."""
         if message.rank != 0:
             return
         text = message.note if message.waiting else message.phase
         if self._live is not None:
             step = f" step {message.index + 1}" if message.kind == "step" else ""
-            self._live.update(f"{self._label}: {text}{step}")
+            self.line.plain = f"{self._label}: {text}{step}"
         elif message.waiting and text != self._last:
             self._out.print(f"  {text}", highlight=False)
         self._last = text
@@ -74,42 +125,78 @@ def _label(cell: Cell, trial: int, number: int, total: int) -> str:
     return (
         f"[{number}/{total}] {f.library.name} {f.model.name} stages={f.stages} "
         f"micro_batches={f.micro_batches} {f.device} trial={trial}"
-    ).replace("[", r"\[", 1)
+    )
 
 
-def _skippable(cell: Cell, trial: int, finished: set[tuple[str, int, str]]) -> bool:
-    return (cell.id, trial, cell.hardware) in finished
+Run = tuple[Cell, int]
 
 
-def sweep(cells: Sequence[Cell], settings: Settings) -> list[Record]:
+def _key(run: Run) -> Key:
+    cell, trial = run
+    return cell.id, trial, cell.hardware
+
+
+class _TimeLeft:
+    """How long the runs that are left may take: as the history says, else as the mean of those just made."""
+
+    def __init__(self, history: History, runs: Sequence[Run]) -> None:
+        valid = [cell for cell, _ in runs if cell.problem is None]
+        self._left = [history.estimate_s(cell.id, cell.factors, cell.hardware) for cell in valid]
+        self._made: list[float] = []
+
+    def after(self, seconds: float | None) -> str:
+        """One more run was made and took so long, or was not made; empty where nothing is left."""
+        self._left.pop(0)
+        if seconds is not None:
+            self._made.append(seconds)
+        if not self._left:
+            return ""
+        known = [s for s in self._left if s is not None]
+        if not self._made and len(known) < len(self._left):
+            return ""
+        mean = statistics.fmean(self._made or known)
+        return f"about {_duration(sum(mean if s is None else s for s in self._left))} left"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def sweep(cells: Sequence[Cell], settings: Settings, *, alone: bool = False) -> Result:
     """Run every cell for every trial, trials outermost so that a slow drift falls on all cells alike.
 
-    Cells of a sweep that are done already are not run again.  Always ends with the CSVs, the table
-    and the name of every failure; Interrupted passes through after that.
+    What is done already is treated as ``settings.on_existing`` says; a cell ``alone`` is always run.
+    Always ends with the CSVs, the table and the name of every failure; Interrupted passes through after that.
     """
+    return sweep_runs([(cell, trial) for trial in settings.trials for cell in cells], settings, alone=alone)
+
+
+def sweep_runs(runs: Sequence[Run], settings: Settings, *, alone: bool = False) -> Result:
+    """As ``sweep``, of these (cell, trial) in this order."""
     check_writable(settings.results_dir)
     for buried in bury_dead(settings.results_dir):
         print(f"{buried.run_id}: {buried.fail_reason}", file=sys.stderr)
     out = console()
-    runs = [(cell, trial) for trial in settings.trials for cell in cells]
-    finished = done(settings.results_dir) if len(runs) > 1 else set()
-    made: list[Record] = []
-    old = 0
+    history = History.read(settings.results_dir)
+    todo = [run for run in runs if alone or not history.skips(_key(run), settings.on_existing)]
+    made = Result()
     stop: Interrupted | None = None
-    start = time.monotonic()
-    with Warm() as warm:
-        for number, (cell, trial) in enumerate(runs, 1):
+    time_left = _TimeLeft(history, todo)
+    with Warm() as warm, _View(out, len(todo)) as view:
+        for number, (cell, trial) in enumerate(todo, 1):
+            start = time.monotonic()
             if cell.problem is not None:
                 made.append(unsupported(cell, settings, trial))
+                view.pass_over()
                 continue
-            if _skippable(cell, trial, finished):
-                old += 1
-                continue
+            view.begin(_label(cell, trial, number, len(todo)))
             try:
-                with _Progress(out, _label(cell, trial, number, len(runs))) as progress:
-                    made.append(_run(cell, settings, trial, progress, warm, alone=len(runs) == 1))
+                made.append(_run(cell, settings, trial, view, warm, alone=alone))
             except Busy as busy:
-                out.print(f"skipped: {busy}", highlight=False)
+                view.end(f"skipped: {busy}", time_left.after(None))
+                made.left += 1
                 continue
             except Stopped as stopped:
                 stop = stopped
@@ -118,53 +205,99 @@ def sweep(cells: Sequence[Cell], settings: Settings) -> list[Record]:
             except Interrupted as interrupted:  # while something was measured for a cell that has not begun
                 stop = interrupted
                 break
-            _say(out, made[-1], number, len(runs), start)
-    _report(out, cells, settings, made, old)
+            left = time_left.after(time.monotonic() - start)
+            failed = sum(_failed(r.status) for r in made)
+            view.end(_ended(made[-1]), ", ".join(filter(None, [left, f"{failed} failed so far" if failed else ""])))
+            if failed and settings.on_error == "stop" and number < len(todo):
+                made.left += len(todo) - number
+                break
+    _report(out, runs, todo, settings, made, history)
     if stop is not None:
         raise stop
     return made
 
 
-def _run(cell: Cell, settings: Settings, trial: int, progress: _Progress, warm: Warm, *, alone: bool) -> Record:
+def _failed(status: str) -> bool:
+    return status not in ("ok", "unsupported")
+
+
+def _run(cell: Cell, settings: Settings, trial: int, view: _View, warm: Warm, *, alone: bool) -> Record:
     """Measure what the cell's balance needs, then run it; a mistake that shows only then is a row of a sweep."""
     start = warm.starter(capabilities(cell.factors.library).modules) if settings.preload else fresh
     try:
-        cell = resolve(cell, settings, progress, start)
+        cell = resolve(cell, settings, view, start)
     except Unmeasured as failure:
         return unmeasured(cell, settings, trial, failure.outcome, failure.what, failure.log)
     except UserError as problem:
         if alone:
             raise
         return unsupported(replace(cell, problem=problem), settings, trial)
-    return run_cell(cell, settings, trial, progress, start)
+    return run_cell(cell, settings, trial, view, start)
 
 
-def _say(out: Console, r: Record, number: int, total: int, start: float) -> None:
-    left = (time.monotonic() - start) / number * (total - number)
-    tail = f", about {left:.0f} s left" if number < total else ""
+def _ended(r: Record) -> str:
     reason = f": {r.fail_reason}" if r.fail_reason else ""
     wall = f" in {r.wall_s:.0f} s" if r.wall_s is not None else ""
-    out.print(f"  {r.status}{wall}{reason}{tail}", highlight=False, markup=False)
+    return f"{r.status}{wall}{reason}"
 
 
-def _report(out: Console, cells: Sequence[Cell], settings: Settings, made: list[Record], old: int) -> None:
-    everything, errors = load_all(settings.results_dir)
+def _report(
+    out: Console, runs: Sequence[Run], todo: Sequence[Run], settings: Settings, made: Result, history: History
+) -> None:
+    """The table, every failure by its name, what it cost, and where things lie."""
+    again = {_key(run) for run in todo}
+    old = [past for run in runs if _key(run) not in again and (past := history.runs.get(_key(run)))]
+    if made or len(runs) <= LONG:
+        everything, errors = load_all(settings.results_dir)
+        wanted = {past.run_id for past in old}
+        shown = [r for r in everything if r.run_id in wanted] + list(made)
+        if shown:
+            print_tables(out, shown, everything)
+        collect(settings.results_dir)
+        for error in errors:
+            print(error, file=sys.stderr)
+    elif not _collected(settings.results_dir):
+        collect(settings.results_dir)
     if old:
-        keys = {(c.id, trial, c.hardware) for c in cells for trial in settings.trials}
-        shown = [r for r in everything if r.kind == "cell" and r.status == "ok"]
-        made_ids = {r.run_id for r in made}
-        made = [r for r in shown if (r.cell_id, r.trial, r.hardware) in keys and r.run_id not in made_ids] + made
-    if made:
-        print_tables(out, made, everything)
-    if old:
-        print(f"{old} runs were done already")
+        counts = ", ".join(f"{count} {status}" for status, count in sorted(Counter(p.status for p in old).items()))
+        print(f"{len(old)} runs were done already: {counts}")
+    for past in old:
+        if past.failed:
+            print(f"FAILED before {past.run_id}: {past.status} in {past.fail_phase or 'start'}: {past.fail_reason}")
+    if any(past.failed for past in old):
+        print("on_existing=retry_failed runs the failed ones again")
     for r in made:
-        if r.status not in ("ok", "unsupported"):
+        if _failed(r.status):
             log = f"; log: {settings.results_dir / r.log}" if r.log else ""
             print(f"FAILED {r.run_id}: {r.status} in {r.fail_phase or 'start'}: {r.fail_reason}{log}")
-    collect(settings.results_dir)
-    for error in errors:
-        print(error, file=sys.stderr)
-    if len(made) == 1:
+    made.failed = sum(_failed(r.status) for r in made) + sum(past.failed for past in old)
+    if made.left:
+        print(f"{made.left} runs were not made")
+    _say_fixed_cost(made)
+    if len(made) == 1 and len(runs) == 1:
         print(f"record: {records_dir(settings.results_dir) / made[0].run_id}.json")
     print(f"records: {records_dir(settings.results_dir)}; CSVs: {settings.results_dir}/{{runs,stages,steps}}.csv")
+
+
+def _say_fixed_cost(made: Sequence[Record]) -> None:
+    costs = sorted(r.fixed_cost_s for r in made if r.fixed_cost_s is not None)
+    if costs:
+        print(
+            f"outside their optimizer steps {len(costs)} runs took {statistics.fmean(costs):.1f} s each on average "
+            f"(median {statistics.median(costs):.1f}, most {costs[-1]:.1f})"
+        )
+
+
+def _collected(results_dir: Path) -> bool:
+    """Whether the CSVs are there and no record is newer."""
+    try:
+        oldest = min((results_dir / f"{name}.csv").stat().st_mtime_ns for name in TABLES)
+        return all(path.stat().st_mtime_ns <= oldest for path in records_dir(results_dir).glob("*.json"))
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    from bench.__main__ import main
+
+    sys.exit(main(["-m", *sys.argv[1:]]))

@@ -96,7 +96,46 @@ def test_the_last_of_several_overrides_counts_and_their_order_does_not() -> None
 @pytest.mark.timeout(60)
 def test_20000_cells_are_expanded_and_planned_in_seconds() -> None:
     start = time.monotonic()
-    sweep = expand(["experiment=paper", "seed=range(0,80)", "micro_batches=4,8"])
+    sweep = expand(["experiment=paper", "seed=range(0,80)", "micro_batches=4,8", "exclude=[]"])
     assert len(sweep.factors) >= 20_000
     plan(sweep)
     assert time.monotonic() - start < 15
+
+
+AXES_OF_THREE = ["library=torch,ddp,single", "stages=1,2,4"]
+
+
+def test_a_studys_exclusions_are_data() -> None:
+    rules = "exclude=[{library: [ddp, single], stages: [2, 4]}, {library: torch, stages: 1}]"
+    sweep = expand([*AXES_OF_THREE, rules])
+    assert [(f.library.name, f.stages) for f in sweep.factors] == [
+        ("torch", 2), ("torch", 4), ("ddp", 1), ("single", 1),
+    ]  # fmt: skip
+    assert sweep.excluded == 5
+    assert not sweep.factors[0].model.options
+
+
+def test_an_experiment_brings_its_own_exclusions_and_the_command_line_lifts_them() -> None:
+    paper = expand(["experiment=paper"])
+    assert paper.excluded > 0
+    assert not any(f.stages == 1 and f.balance.name == "parameters" for f in paper.factors)
+    everything = expand(["experiment=paper", "exclude=[]"])
+    assert everything.excluded == 0
+    assert len(everything.factors) == len(paper.factors) + paper.excluded
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        ("{stages: 1}", "must be a list of mappings"),
+        ("[{stage: 1}]", "exclude.stage=1: there is no such factor; did you mean stages?"),
+        ("[{library: torchgpip}]", "did you mean torchgpipe?"),
+        ("[{stages: two}]", "exclude.stages=two: must be a whole number"),
+        ("[{stages: [1, 2, 4]}]", "leaves nothing of the study"),
+        ("[{optimizer.rate: 1}]", "there is no such factor"),
+    ],
+)
+def test_a_mistake_in_an_exclusion_is_named(rules: str, said: str) -> None:
+    with pytest.raises(UserError) as error:
+        expand([*AXES_OF_THREE, f"exclude={rules}"])
+    assert said in str(error.value)

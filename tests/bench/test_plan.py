@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +15,8 @@ import bench.plan
 from bench.errors import UserError
 from bench.expand import expand
 from bench.factors import Factors, Library, Model
-from bench.plan import Cell, cell_id, normalise, plan
+from bench.plan import Cell, cell_id, gpus_needed, main, normalise, plan
+from bench.record import Record, write
 from bench.registry import libraries
 
 
@@ -167,3 +171,34 @@ def test_the_plan_prints_json_lines() -> None:
         ("deepspeed", True),
         ("single", False),
     ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpus"),
+    [
+        ({"device": "cpu"}, 0),
+        ({"device": "cuda", "stages": 4}, 4),
+        ({"device": "cuda", "stages": 4, "nodes": 2}, 2),
+        ({"device": "cuda", "stages": 4, "share_devices": True}, 1),
+    ],
+)
+def test_the_gpus_that_a_cell_needs(changes: dict[str, object], gpus: int) -> None:
+    factors = expand(["library=torch", "device=cpu"]).factors[0].replace(**changes)
+    assert gpus_needed(factors) == gpus
+
+
+def test_a_plan_says_what_is_done_and_how_long_the_rest_will_take(
+    tmp_path: Path, made_record: Callable[..., Record], capsys: pytest.CaptureFixture[str]
+) -> None:
+    axes = ["library=torch,ddp", "stages=2", "trial=0,1", "device=cpu", "baseline=false", f"results_dir={tmp_path}"]
+    assert main([*axes, "--json"]) == 0
+    before = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["done"], row["estimated_s"]) for row in before] == [(0, None), (0, None)]
+    cells = plan(expand(axes))
+    made = {"factors": cells[0].factors, "hardware": cells[0].hardware, "wall_s": 30.0}
+    write(dataclasses.replace(made_record("done", cell_id=cells[0].id), **made), tmp_path)
+    assert main([*axes, "--json"]) == 0
+    after = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["done"], row["estimated_s"]) for row in after] == [(1, 30), (0, 60)]
+    assert main(axes) == 0
+    assert "2 cells, 2 valid, 4 runs, 1 done; about 90 s" in capsys.readouterr().out

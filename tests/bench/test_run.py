@@ -17,11 +17,12 @@ import pytest
 from bench import claim, run
 from bench.expand import expand
 from bench.hardware import Gpu
+from bench.history import History
 from bench.jobs import Job, Message, ParityResult, to_json
 from bench.launch import launch
 from bench.plan import Cell, plan
-from bench.record import Record, load, load_all, records_dir, write
-from bench.run import Busy, bury_dead, done, run_cell, unsupported
+from bench.record import Record, load, load_all, records_dir
+from bench.run import Busy, bury_dead, run_cell, unsupported
 from bench.warm import fresh
 
 STANDIN = Path(__file__).with_name("standin_worker.py")
@@ -124,7 +125,11 @@ def test_a_record_holds_the_slowest_rank_and_all_stages_in_order(script: Script,
     assert record.wall_s > 0.3
     assert record.fixed_cost_s == pytest.approx(record.wall_s - 0.25)
     assert (settings.results_dir / record.log).is_file()
-    assert done(settings.results_dir) == {(cell.id, 3, cell.hardware)}
+    assert _statuses(settings) == {(cell.id, 3, cell.hardware): "ok"}
+
+
+def _statuses(settings: Any) -> dict[tuple[str, int, str], str]:
+    return {key: past.status for key, past in History.read(settings.results_dir).runs.items()}
 
 
 def test_two_runs_in_one_second_are_two_records(script: Script, made: Make) -> None:
@@ -154,7 +159,7 @@ def test_a_failed_run_is_a_record_with_phase_reason_and_log(script: Script, made
     )  # fmt: skip
     assert "traceback here" in (settings.results_dir / record.log).read_text()
     assert (record.steps, record.fixed_cost_s) == ((), None)
-    assert done(settings.results_dir) == set()
+    assert "ok" not in _statuses(settings).values()
 
 
 @pytest.mark.parametrize("part", ["a", "b"])
@@ -164,7 +169,7 @@ def test_work_that_is_not_equal_is_no_result(script: Script, made: Make, part: s
     record = run_cell(cell, settings, 0)
     assert (record.status, record.fail_phase, record.steps) == ("parity_failed", "parity", ())
     assert record.fail_reason == f"parity ({part}) in fp64: {SAID}"
-    assert done(settings.results_dir) == set()
+    assert "ok" not in _statuses(settings).values()
 
 
 def _double_asked(script: Script, path: Path, *actions: str) -> Callable[[], bool]:
@@ -183,7 +188,7 @@ def test_float64_parity_runs_once_and_stands_in_all_records_it_speaks_for(
     own = load(records_dir(settings.results_dir) / f"{first.parity_double_run}.json")
     assert (own.kind, own.status, own.run_id) == ("parity", "ok", first.parity_double_run)
     assert (own.parity_double, own.steps, own.wall_s) == (PASSED, (), None)
-    assert done(settings.results_dir) == {(cell.id, 0, cell.hardware)}
+    assert _statuses(settings) == {(cell.id, 0, cell.hardware): "ok"}
 
     asked = _double_asked(script, tmp_path / "job", "result")
     other, _ = made("batch_size=32")
@@ -292,16 +297,6 @@ def test_an_unsupported_cell_is_a_record_with_its_reason(made: Make) -> None:
     assert (record.status, record.fail_phase, record.fail_reason, record.log) == (
         "unsupported", "plan", cell.reason, "",
     )  # fmt: skip
-
-
-def test_only_cells_with_an_ok_record_are_done(made_record: Callable[..., Record], tmp_path: Path) -> None:
-    ok = made_record("ok", trial=2)
-    for record in (ok, made_record("bad", status="error"), made_record("parity", kind="parity")):
-        write(record, tmp_path)
-    (records_dir(tmp_path) / "torn.json").write_text('{"kind": "cell"')
-    (records_dir(tmp_path) / "list.json").write_text("[]")
-    assert done(tmp_path) == {(ok.cell_id, 2, ok.hardware)}
-    assert done(tmp_path / "nothing here") == set()
 
 
 def test_stages_go_to_the_gpus_in_the_order_given(

@@ -24,12 +24,13 @@ from bench import claim, run
 from bench import sweep as sweep_module
 from bench.errors import UserError
 from bench.expand import expand
+from bench.history import History
 from bench.jobs import Message, to_json
 from bench.launch import Interrupted, launch
 from bench.plan import Cell, plan
-from bench.record import Record, load_all
+from bench.record import Record, load_all, write
 from bench.run import bury_dead
-from bench.sweep import _Progress, check_writable, sweep
+from bench.sweep import _TimeLeft, _View, check_writable, sweep
 from bench.warm import fresh
 
 HERE = Path(__file__).parent
@@ -99,24 +100,54 @@ def test_what_is_done_is_not_run_again_and_stands_in_the_table(
 ) -> None:
     script({"torch": FAILS, "ddp": OK})
     cells, settings = _expand(results, "library=torch,ddp")
-    sweep(cells, settings)
+    assert sweep(cells, settings).failed == 1
     capfd.readouterr()
     script({"torch": OK, "ddp": FAILS})
-    assert [r.status for r in sweep(cells, settings)] == ["ok"]
+    again = sweep(cells, settings)
+    assert (list(again), again.failed) == ([], 1)
+    said = capfd.readouterr().out
+    assert "2 runs were done already: 1 error, 1 ok" in said
+    assert re.search(r"FAILED before torch\S+: error in warmup: rank [01] ValueError: the cause", said)
+    assert "on_existing=retry_failed runs the failed ones again" in said
+    again = sweep(cells, replace(settings, on_existing="retry_failed"))
+    assert ([r.status for r in again], again.failed) == (["ok"], 0)
     assert _runs(results) == [("torch", 0, "error"), ("ddp", 0, "ok"), ("torch", 0, "ok")]
     said = capfd.readouterr().out
-    assert "1 runs were done already" in said
+    assert "1 runs were done already: 1 ok" in said
     rows = [line for line in said.splitlines() if "│" in line]
     assert [sum(name in row for row in rows) for name in ("torch", "ddp")] == [1, 1]
     assert "FAILED" not in said
+    again = sweep(cells, replace(settings, on_existing="rerun"))
+    assert ([r.status for r in again], again.failed) == (["ok", "error"], 1)
+
+
+def test_a_cell_that_cannot_run_gets_one_record_however_often_it_is_swept(script: Script, results: Path) -> None:
+    script({"torch": OK})
+    cells, settings = _expand(results, "library=deepspeed,torch", "checkpoint=except_last")
+    sweep(cells, settings)
+    sweep(cells, settings)
+    assert sorted(_runs(results)) == [("deepspeed", 0, "unsupported"), ("torch", 0, "ok")]
+
+
+def test_it_stops_at_a_failure_where_that_is_asked_for(
+    script: Script, results: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script({"torch": FAILS, "ddp": OK})
+    cells, settings = _expand(results, "library=ddp,torch,deepspeed", "on_error=stop", "trial=0,1")
+    made = sweep(cells, settings)
+    assert _runs(results) == [("ddp", 0, "ok"), ("torch", 0, "error")]
+    assert (made.failed, made.left) == (1, 4)
+    assert "4 runs were not made" in capfd.readouterr().out
+    assert (results / "runs.csv").is_file()
 
 
 def test_a_cell_alone_is_run_again(script: Script, results: Path) -> None:
     script({"torch": OK})
     cells, settings = _expand(results, "library=torch")
-    sweep(cells, settings)
-    sweep(cells, settings)
+    sweep(cells, settings, alone=True)
+    sweep(cells, settings, alone=True)
     assert _runs(results) == [("torch", 0, "ok")] * 2
+    assert list(sweep(cells, settings)) == []  # as a sweep it is done
 
 
 def test_a_cell_that_cannot_run_is_a_row_with_its_reason(
@@ -163,11 +194,11 @@ def test_an_interrupted_sweep_ends_with_table_and_csvs(
     script({"torch": OK, "ddp": ["phase warmup", "sleep 60"], "deepspeed": OK})
     cells, settings = _expand(results, "library=torch,ddp,deepspeed")
 
-    def interrupt(progress: _Progress, message: Message) -> None:
+    def interrupt(progress: _View, message: Message) -> None:
         if message.phase == "warmup":
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(_Progress, "__call__", interrupt)
+    monkeypatch.setattr(_View, "__call__", interrupt)
     with pytest.raises(Interrupted, match="SIGTERM"):
         sweep(cells, settings)
     assert _runs(results) == [("torch", 0, "ok"), ("ddp", 0, "interrupted")]
@@ -193,20 +224,42 @@ def test_progress_follows_phases_and_steps_on_a_terminal_and_is_short_elsewhere(
         Message(kind="phase", rank=1, phase="memory"),
         *[Message(kind="alive", rank=0, phase="warmup", note="waiting for the device", waiting=True)] * 2,
     ]
-    terminal = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with _Progress(terminal, "cell 1") as progress:
-        assert progress._live is not None
+    screen = io.StringIO()
+    with _View(Console(file=screen, force_terminal=True, width=100), 3) as view:
+        view.begin("cell 1")
         shown = []
         for message in messages:
-            progress(message)
-            shown.append(str(progress._live.status))
+            view(message)
+            shown.append(view.line.plain)
+        view.end("ok in 3 s", "about 9 s left, 1 failed so far")
+        view._live.refresh()  # type: ignore[union-attr]
     assert shown[:3] == ["cell 1: warmup", "cell 1: measure step 5", "cell 1: measure step 5"]
     assert shown[-1] == "cell 1: waiting for the device"
+    assert "cell 1: ok in 3 s" in screen.getvalue()
+    assert "1/3" in screen.getvalue()
+    assert "1 failed so far" in screen.getvalue()
     out = io.StringIO()
-    with _Progress(Console(file=out, width=100), "cell 1") as progress:
+    with _View(Console(file=out, width=100), 3) as view:
+        view.begin("cell [1]")
         for message in messages:
-            progress(message)
-    assert out.getvalue().splitlines() == ["cell 1", "  waiting for the device"]
+            view(message)
+        view.end("ok in 3 s", "about 9 s left")
+    assert out.getvalue().splitlines() == ["cell [1]", "  waiting for the device", "  ok in 3 s, about 9 s left"]
+
+
+def test_time_left_takes_what_is_known_and_else_what_was_just_seen(
+    results: Path, made_record: Callable[..., Record]
+) -> None:
+    cells, _ = _expand(results, "library=torch,ddp,deepspeed", "micro_batches=4,8")
+    known = made_record("known", cell_id=cells[-1].id, hardware=cells[-1].hardware, wall_s=500.0)
+    known = replace(known, factors=cells[-1].factors)
+    write(known, results)
+    left = _TimeLeft(History.read(results), [(cell, 0) for cell in cells])
+    assert left.after(None) == "about 42 min left"  # five more of the same workload
+    unknown = _TimeLeft(History([]), [(cell, 0) for cell in cells])
+    assert unknown.after(None) == ""
+    assert unknown.after(10.0) == "about 40 s left"
+    assert [unknown.after(20.0) for _ in range(4)][-1] == ""
 
 
 # Whole commands, with the worker of the project on a small model of the user's own.
