@@ -71,6 +71,7 @@ def test_a_mistake_gets_one_line_and_starts_nothing(tmp_path: Path, arguments: l
     assert {p.name for p in tmp_path.iterdir()} <= {"results"}
 
 
+@pytest.mark.alone
 def test_help_explains_every_key_in_under_a_second(tmp_path: Path) -> None:
     seconds = []
     for _ in range(3):

@@ -21,6 +21,8 @@ from bench.expand import expand
 from bench.plan import plan
 from bench.record import Record, records_dir, write
 
+pytestmark = pytest.mark.alone
+
 PROJECT = Path(__file__).resolve().parents[2]
 TENTH_AND_WHOLE = [0.1, pytest.param(1.0, marks=pytest.mark.slow)]
 # Runs a command's main in an interpreter of its own and tells what it took.

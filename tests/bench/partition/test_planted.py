@@ -30,6 +30,7 @@ def cells(library: str, results: Path) -> tuple[dict[str, Cell], object]:
     return {cell.factors.balance.name: cell for cell in plan(sweep)}, sweep.settings
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(240)
 def test_optimal_finds_the_known_answer_and_it_is_faster_for_real(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch

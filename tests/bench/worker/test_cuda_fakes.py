@@ -14,6 +14,8 @@ from bench.worker import memory
 from bench.worker.clock import CudaClock, clock_for
 from bench.worker.ranks import Ranks
 
+pytestmark = pytest.mark.alone
+
 GPUS = (torch.device("cuda", 0), torch.device("cuda", 1))
 BOTH = Ranks(rank=0, world_size=1, devices=GPUS, local=GPUS, group=None)
 

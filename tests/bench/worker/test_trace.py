@@ -92,6 +92,7 @@ def runnable(library: str, stages: int, micro_batches: int) -> bool:
     return not (library == LIBRARIES[1] and micro_batches < stages)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("library", "stages", "micro_batches"),
     [pytest.param(*case, marks=[] if case in IN_CI else [pytest.mark.slow]) for case in ALL if runnable(*case)],
@@ -114,6 +115,7 @@ def adds_up(found: Account) -> None:
     assert sum(parts) == pytest.approx(found.step_time_s, abs=1e-9)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("library", "stages", "slow"),
     [
@@ -138,6 +140,7 @@ def test_a_slow_stage_is_imbalance_as_simulated(traced: Traced, library: str, st
     adds_up(found)
 
 
+@pytest.mark.alone
 def test_with_short_sleeps_the_excess_is_communication_and_not_bubble(traced: Traced) -> None:
     _, found = traced("library=torch", "schedule=1f1b", *sleepy(2, 8, 0.02))
     assert found.bubble_s is not None
