@@ -7,6 +7,7 @@ figure at all.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -103,11 +104,17 @@ def _rank(n: int, confidence: float) -> int:
     return best
 
 
-def _bootstrap(series: Series, block: int, confidence: float) -> tuple[float, float]:
-    n = len(series)
+@functools.lru_cache(maxsize=64)
+def _resamples(n: int, block: int) -> NDArray[np.intp]:
+    """The same each time, so that the same steps give the same interval."""
     generator = np.random.default_rng(0)
     starts = generator.integers(n, size=(RESAMPLES, math.ceil(n / block)))
-    picked = (starts[:, :, None] + np.arange(block)).reshape(RESAMPLES, -1)[:, :n] % n
+    return (starts[:, :, None] + np.arange(block)).reshape(RESAMPLES, -1)[:, :n] % n
+
+
+def _bootstrap(series: Series, block: int, confidence: float) -> tuple[float, float]:
+    n = len(series)
+    picked = _resamples(n, block)
     middle = sorted({(n - 1) // 2, n // 2})
     # np.median does the same with more ado, and a study has thousands of series.
     medians = np.sort(np.partition(series[picked], middle, axis=1)[:, middle].mean(axis=1))
@@ -154,12 +161,17 @@ def _trend(series: Series) -> tuple[float, float]:
     The test's variance is widened for the autocorrelation of what the slope leaves over.
     """
     n = len(series)
-    i, j = np.triu_indices(n, 1)
+    i, j = _pairs(n)
     slope = float(np.median((series[j] - series[i]) / (j - i)))
     score = float(np.sign(series[j] - series[i]).sum())
     rho = max(0.0, _autocorrelation(series - slope * np.arange(n)))
     variance = n * (n - 1) * (2 * n + 5) / 18 * (1 + rho) / (1 - rho)
     return slope * (n - 1), (score - math.copysign(1, score)) / math.sqrt(variance) if score else 0.0
+
+
+@functools.lru_cache(maxsize=64)
+def _pairs(n: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    return np.triu_indices(n, 1)
 
 
 def _modes(series: Series) -> float | None:
