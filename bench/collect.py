@@ -45,6 +45,7 @@ def run_row(r: Record, merit: Merit | None) -> Row:
         "run_id": r.run_id,
         "cell_id": r.cell_id,
         "trial": r.trial,
+        "schema_version": r.schema_version,
         "synthetic": r.synthetic,
         "library": f.library.name,
         "library_options": _options(f.library.options),

@@ -14,7 +14,7 @@ from typing import Literal
 from bench.jobs import PHASES, Status
 from bench.series import Verdict
 
-__all__ = ["RUNS", "STAGES", "STEPS", "TABLES", "Column", "problem"]
+__all__ = ["KEYS", "RUNS", "STAGES", "STEPS", "TABLES", "Column", "problem"]
 
 Kind = Literal["text", "int", "float", "bool"]
 
@@ -64,6 +64,7 @@ RUNS = (
     Column("run_id", "text", "", "the run; its record is records/<run_id>.json"),
     Column("cell_id", "text", "", "hash of the normalised factors and versions"),
     Column("trial", "int", "", "which repetition"),
+    Column("schema_version", "int", "", "of the record; grows where a column changes its meaning"),
     Column("synthetic", "bool", "", "made up, not measured"),
     Column("library", "text", "", "the library"),
     Column("library_options", "text", "", "its options, key=value", nullable=True),
@@ -209,6 +210,8 @@ STEPS = (
 )
 
 TABLES = {"runs": RUNS, "stages": STAGES, "steps": STEPS}
+# The columns that together name a row.
+KEYS = {"runs": ("run_id",), "stages": ("run_id", "stage"), "steps": ("run_id", "step", "rank")}
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from bench.merit import Merit, merits
 from bench.record import Record, load_all
 from bench.trials import over_trials
 
-__all__ = ["comparison", "console", "footnotes", "lost_time", "print_tables", "trials"]
+__all__ = ["comparison", "console", "footnotes", "lost_time", "print_tables", "telling_columns", "trials"]
 
 _MIB = 2**20
 
@@ -118,7 +118,7 @@ def comparison(records: Sequence[Record], context: Sequence[Record] = ()) -> Tab
     """
     derived = merits({r.run_id: r for r in [*context, *records]}.values())
     predicted = _WHERE_PREDICTED if any(r.prediction for r in records) else {}
-    columns = {**_columns(records), **predicted}
+    columns = {**telling_columns(records), **predicted}
     title = " ".join(f"{name}={text(records[0])}" for name, text in _WHERE_IT_VARIES.items() if name not in columns)
     table = Table(title=title, title_justify="left")
     # Folded rather than cut: on a narrow terminal no digit may get lost.
@@ -141,7 +141,7 @@ def trials(records: Sequence[Record]) -> Table | None:
     rows = [(of, ok) for of in cells.values() if len(ok := [r for r in of if r.run_id in derived]) > 1]
     if not rows:
         return None
-    columns = _columns([of[0] for of, _ in rows], leave_out=("trial",))
+    columns = telling_columns([of[0] for of, _ in rows], leave_out=("trial",))
     table = Table(title="over trials: mean of the trials' medians", title_justify="left")
     for name in columns:
         table.add_column(name, overflow="fold")
@@ -173,7 +173,7 @@ def lost_time(records: Sequence[Record]) -> Table | None:
     traced = [r for r in records if r.status == "ok" and r.account is not None]
     if not traced:
         return None
-    columns = _columns(traced)
+    columns = telling_columns(traced)
     table = Table(title="where a traced step went, % of it", title_justify="left")
     for name in columns:
         table.add_column(name, overflow="fold")
@@ -202,7 +202,7 @@ def print_tables(out: Console, records: Sequence[Record], context: Sequence[Reco
         out.print(line, highlight=False, markup=False)
 
 
-def _columns(records: Sequence[Record], leave_out: Sequence[str] = ()) -> dict[str, _Text]:
+def telling_columns(records: Sequence[Record], leave_out: Sequence[str] = ()) -> dict[str, _Text]:
     """The columns that tell these rows apart, and the ones that every table has."""
     varying = {
         name: text
