@@ -221,6 +221,11 @@ class Cell:
         return self._stat(lambda r: r.speedup, lambda r: _scaled(r, r.speedup))
 
     @cached_property
+    def ratio(self) -> Stat | None:
+        """To the library's own one-stage run."""
+        return self._stat(lambda r: r.ratio_to_one_stage, lambda r: _scaled(r, r.ratio_to_one_stage))
+
+    @cached_property
     def efficiency(self) -> Stat | None:
         return self._stat(lambda r: r.efficiency, lambda r: _scaled(r, r.efficiency))
 

@@ -26,14 +26,8 @@ _KNOWN = {
     "|": r"\textbar{}",
     '"': r"\symbol{34}",
     "`": r"\textasciigrave{}",
-    # Ligatures, and what a line break or a row's end would take for its argument.
-    "'": "{'}",
-    "-": "{-}",
-    ",": "{,}",
-    "?": "{?}",
-    "!": "{!}",
+    # What the end of a row would take for its argument.
     "[": "{[}",
-    "]": "{]}",
     "*": "{*}",
     "—": "---",
     "–": "--",
@@ -69,7 +63,10 @@ _ACCENTS = {
 
 def escape(text: str) -> str:
     """The text in one line; a character that no plain LaTeX font has as U+ and its code point."""
-    return "".join(map(_character, " ".join(text.split())))
+    one_line = " ".join(text.split())
+    # Two of these in a row would be drawn as another character.
+    apart = re.sub(r"([-,'])(?=\1)", "\\1\0", one_line.replace("\0", ""))
+    return "".join("{}" if c == "\0" else _character(c) for c in apart)
 
 
 def _character(c: str) -> str:
@@ -92,9 +89,7 @@ def _field(entry: Entry) -> str:
 
 
 def _widths(table: Table) -> list[int]:
-    return [
-        max([len(c.name), *(len(row.entries[i].text) for row in table.rows)]) for i, c in enumerate(table.columns)
-    ]
+    return [max([len(c.name), *(len(row.entries[i].text) for row in table.rows)]) for i, c in enumerate(table.columns)]
 
 
 def latex(table: Table) -> str:
@@ -126,9 +121,7 @@ def _float(table: Table, rows: tuple[Row, ...], index: int, count: int) -> str:
             r"\end{tabular}",
         ]
     )
-    notes = [
-        rf"{rf'\textsuperscript{{{mark}}} ' if mark else ''}{escape(text)}\par" for mark, text in table.notes
-    ] if index == count - 1 else []
+    notes = [_note(mark, text) for mark, text in table.notes] if index == count - 1 else []
     return "\n".join(
         [
             r"\begin{table}[htbp]",
@@ -141,3 +134,8 @@ def _float(table: Table, rows: tuple[Row, ...], index: int, count: int) -> str:
             "",
         ]
     )
+
+
+def _note(mark: str, text: str) -> str:
+    raised = rf"\textsuperscript{{{mark}}} " if mark else ""
+    return rf"{raised}{escape(text)}\par"

@@ -101,7 +101,7 @@ def shown(stat: Stat) -> str:
 
 
 # Whatever Markdown or the HTML within it could take for its own.
-_SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$])")
+_SPECIAL = re.compile(r"([\\`*_{}\[\]|~$])")
 
 
 def md_text(text: str) -> str:

@@ -25,7 +25,7 @@ def trials(generator: np.random.Generator, n: int, seconds: float = 0.5) -> list
     return (seconds * np.exp(SPREAD * generator.standard_normal(n))).tolist()
 
 
-def share(verdict: str, shift: float, n: int, tries: int = 1000) -> float:
+def share(verdict: str, shift: float, n: int, tries: int = 400) -> float:
     generator = np.random.default_rng(n)
     found = [compare_times("", trials(generator, n), trials(generator, n, 0.5 * shift)) for _ in range(tries)]
     return sum(c.verdict == verdict for c in found) / tries

@@ -1,0 +1,1 @@
+"""Studies as SLURM job arrays: ``python -m bench.slurm submit|status|collect``."""
