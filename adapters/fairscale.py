@@ -19,9 +19,14 @@ capabilities = Capabilities(
     stages_are="devices",
     schedules=(ScheduleRule(name="gpipe"),),
     overlap_on_cpu=False,
+    recomputes_ahead=True,
     native_balances=NATIVE_BALANCES,
     reasons=NATIVE_REASONS,
-    notes=SHARED_NOTES,
+    notes=(
+        *SHARED_NOTES,
+        "every stage but the last recomputes a micro-batch before the backward of the one before it, so two hold "
+        "their activations",
+    ),
 )
 
 

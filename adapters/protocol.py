@@ -52,6 +52,8 @@ class Capabilities:
     ``ranks``: one process for all devices, or one a stage.  ``stages_are``: ``devices`` of a
     pipeline, ``replicas`` (ddp) or ``none`` (single).  ``schedules``: the first is ``native``;
     empty where a schedule has no meaning.
+    ``recomputes_ahead``: every stage but the last recomputes the next micro-batch before the backward of
+    the one at work.
     ``native_balances``: the library's own routines for a partition by name (``time`` for
     ``balance=native_time``), and the device kinds on which each runs.
     ``reasons``: ``"factor=value"`` → why it is unsupported, for messages.  ``environment``: variables that
@@ -69,6 +71,7 @@ class Capabilities:
     precisions: tuple[str, ...] = ("fp64", "fp32", "tf32", "bf16")
     several_nodes: bool = False
     overlap_on_cpu: bool = True
+    recomputes_ahead: bool = False
     native_balances: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)

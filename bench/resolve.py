@@ -56,7 +56,10 @@ def resolve(cell: Cell, settings: Settings, on_message: OnMessage = None, start:
     if profile is None:
         return replace(cell, partition=picked)
     overlap = factors.device != "cpu" or can.overlap_on_cpu
-    return replace(cell, partition=picked, prediction=predict(profile, picked, schedule_of(factors), overlap=overlap))
+    predicted = predict(
+        profile, picked, schedule_of(factors), overlap=overlap, recomputes_ahead=can.recomputes_ahead
+    )
+    return replace(cell, partition=picked, prediction=predicted)
 
 
 def measure_profile(cell: Cell, settings: Settings, on_message: OnMessage = None, start: Start = fresh) -> None:

@@ -297,7 +297,12 @@ def _collected(results_dir: Path) -> bool:
         return False
 
 
-if __name__ == "__main__":
-    from bench.__main__ import main
+def main(arguments: Sequence[str]) -> int:
+    """The same as ``python -m bench -m``."""
+    from bench.__main__ import main as bench_main
 
-    sys.exit(main(["-m", *sys.argv[1:]]))
+    return bench_main(["-m", *arguments])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

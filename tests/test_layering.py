@@ -25,18 +25,22 @@ WORDS = {"single", "torch"}
 
 # config → plan → launch → record → collect → report: a module imports only what stands before it.
 FLOW = [
-    *("errors", "factors", "jobs"),
+    *("errors", "factors", "jobs", "trials"),
     *("partition.solver", "partition.simulate", "partition.predict", "partition.optimal"),
     *("partition.profile", "partition.memory", "partition.prediction", "partition.rules"),
-    *("account", "traces"),
+    *("account", "traces", "record", "history"),
     *("registry", "hardware", "config", "expand", "plan"),
-    *("lifeline", "warm", "launch"),
-    *("record", "environment", "claim", "run", "resolve"),
-    *("series", "merit", "schema", "collect", "table", "timeline"),
+    *("lifeline", "warm", "launch", "gpu_watch"),
+    *("environment", "claim", "run", "resolve"),
+    *("series", "merit", "schema", "collect", "table", "timeline", "compare", "check_csv", "check"),
+    *("report.data", "report.layout", "report.tables", "report.published"),
+    *("report.figures", "report.latex", "report.html", "report.__main__"),
     *("sweep", "partition.__main__", "help", "__main__"),
+    *("slurm.cluster", "slurm.options", "slurm.study", "slurm.claims", "slurm.script", "slurm.status"),
+    *("slurm.planning", "slurm.task", "slurm.array", "slurm.lost", "slurm.__main__"),
 ]
-# (importer, imported) inside a function: the plan command also shows what is done already.
-ALLOWED_BACKWARD = {("plan", "run")}
+# (importer, imported) inside a function: python -m bench.sweep is python -m bench -m.
+ALLOWED_BACKWARD = {("sweep", "__main__")}
 
 
 def _name(path: Path) -> str:
@@ -80,8 +84,8 @@ def _imports(path: Path) -> Iterator[tuple[str, bool]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module == "bench":
-            names = [f"bench.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and (ROOT / node.module.replace(".", "/")).is_dir():
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = [node.module or "."]
         else:

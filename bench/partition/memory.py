@@ -39,7 +39,14 @@ class MemoryTerms:
 
 
 def stage_memory(
-    layers: Sequence[LayerProfile], entering_bytes: int, schedule: Schedule, stage: int, stages: int, item_bytes: int
+    layers: Sequence[LayerProfile],
+    entering_bytes: int,
+    schedule: Schedule,
+    stage: int,
+    stages: int,
+    item_bytes: int,
+    *,
+    recomputes_ahead: bool = False,
 ) -> MemoryTerms:
     """The peak of ``stage`` of ``stages`` with these layers; ``entering_bytes``: one micro-batch's input of it.
 
@@ -47,7 +54,8 @@ def stage_memory(
     up its activations layer by layer, from the last on, while gradients of parameters come to be (in a
     step's first backward) or are there and are added to (in any later one).  Both are gone through, and
     the fuller counts.  A received input is held until its backward; the first stage's is part of the
-    placed mini-batch.
+    placed mini-batch.  ``recomputes_ahead``: every stage but the last recomputes the next micro-batch
+    before this one's backward, so that both have all their activations.
     """
     m, flying = schedule.micro_batches, schedule.in_flight(stage, stages)
     parameters = sum(layer.parameters for layer in layers) * item_bytes
@@ -63,6 +71,8 @@ def stage_memory(
         saved = others * kept
         if schedule.checkpoint == "except_last" and others and (schedule.name == "1f1b" or not schedule.last_first):
             saved += whole - kept  # the last micro-batch is still among the others, with all its activations
+        elif recomputes_ahead and recomputes and others and stage < stages - 1:
+            saved += whole - kept
         working, transient, gradients = _fullest(layers, received, entering_bytes, item_bytes, added_to)
         found.append(
             MemoryTerms(

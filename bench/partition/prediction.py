@@ -32,11 +32,18 @@ class Prediction:
     step_time_s: float | None = None
 
 
-def predict(profile: Profile, partition: Sequence[int], schedule: Schedule | None, *, overlap: bool) -> Prediction:
+def predict(
+    profile: Profile,
+    partition: Sequence[int],
+    schedule: Schedule | None,
+    *,
+    overlap: bool,
+    recomputes_ahead: bool = False,
+) -> Prediction:
     """The figures of one partition; ``overlap``: can stages work at the same time?
 
-    Where they cannot, the step is the sum of all stages' work, each boundary's transfers left out,
-    since they are no copies within one process on one device.
+    ``recomputes_ahead``: see ``memory.stage_memory``.  Where stages cannot overlap, the step is the sum of
+    all stages' work, each boundary's transfers left out, since they are no copies within one process on one device.
     """
     bounds = list(pairwise([0, *accumulate(partition)]))
     stages = [profile.layers[start:end] for start, end in bounds]
@@ -55,6 +62,7 @@ def predict(profile: Profile, partition: Sequence[int], schedule: Schedule | Non
                 stage,
                 len(partition),
                 ITEM_BYTES[profile.key.precision],
+                recomputes_ahead=recomputes_ahead,
             )
             for stage, (start, end) in enumerate(bounds)
         )
