@@ -19,6 +19,7 @@ capabilities = Capabilities(
     ranks="per_stage",
     stages_are="replicas",
     checkpoints=("never",),
+    several_nodes=True,
     notes=(
         "each replica holds the whole model and its share of the micro-batches; "
         "BatchNorm statistics are not shared (no SyncBatchNorm, broadcast_buffers=False)",

@@ -6,8 +6,13 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.errors import UserError
+from bench.place import Place, place
+
+if TYPE_CHECKING:
+    from bench.nodes import Node
 
 
 def check_siblings() -> None:
@@ -38,13 +43,25 @@ def main(arguments: Sequence[str]) -> int:
 
             print_help()
             return 0
-        return _run(arguments)
+        here = place()
+        if here.index > 0:
+            from bench.agent import serve
+
+            return serve(here)
+        return _run(arguments, here)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
 
 
-def _run(arguments: Sequence[str]) -> int:
+def _run(arguments: Sequence[str], here: Place) -> int:
+    from bench.nodes import gather
+
+    with gather(here) as nodes:
+        return _run_with(arguments, nodes)
+
+
+def _run_with(arguments: Sequence[str], nodes: Sequence[Node]) -> int:
     from bench.expand import expand
     from bench.launch import Interrupted
     from bench.plan import plan
@@ -60,7 +77,7 @@ def _run(arguments: Sequence[str]) -> int:
         raise UserError("-m", "missing", "several values make a sweep", "write python -m bench -m …")
     check_writable(expanded.settings.results_dir)
     try:
-        made = sweep(plan(expanded), expanded.settings, alone=not multirun)
+        made = sweep(plan(expanded), expanded.settings, alone=not multirun, nodes=nodes)
     except Interrupted as stop:
         print(f"interrupted by {stop}", file=sys.stderr)
         return 128 + stop.number

@@ -68,9 +68,7 @@ def compare_times(cell: str, old: Sequence[float], new: Sequence[float]) -> Comp
 
     a, b = np.log(np.asarray(old, dtype=float)), np.log(np.asarray(new, dtype=float))
     shift = float(b.mean() - a.mean())
-    made = Comparison(
-        cell=cell, old_trials=len(a), new_trials=len(b), verdict="not significant", ratio=math.exp(shift)
-    )
+    made = Comparison(cell=cell, old_trials=len(a), new_trials=len(b), verdict="not significant", ratio=math.exp(shift))
     least = 2 / math.comb(len(a) + len(b), len(a))
     if min(len(a), len(b)) < 2:
         return _with(made, reason="a trial alone has no spread: nothing can be significant")
@@ -162,9 +160,10 @@ def _compare_cell(name: str, old: list[Trial], new: list[Trial], across: Sequenc
         ended = dict.fromkeys(r.status for r, seconds in [*old, *new] if seconds is None)
         reason = f"no ok run in {where}" + (f" ({', '.join(ended)})" if ended else "")
         return Comparison(**counts, verdict="not comparable", reason=reason)  # type: ignore[arg-type]
-    known = [_metadata(r) for r, seconds in old if seconds is not None], [
-        _metadata(r) for r, seconds in new if seconds is not None
-    ]
+    known = (
+        [_metadata(r) for r, seconds in old if seconds is not None],
+        [_metadata(r) for r, seconds in new if seconds is not None],
+    )
     for what in METADATA:
         seen = [sorted({m[what] for m in side}) for side in known]
         if what not in across and (seen[0] != seen[1] or len(seen[0]) > 1):

@@ -59,8 +59,10 @@ class Job:
     its own partition.
     ``partition`` holds p·v numbers of layers (one, the whole model, for a library without a
     pipeline).  ``device_indices`` are CUDA indices a stage (empty on CPU).  ``rendezvous`` is a file
-    path for torch's FileStore.  ``cache_dir`` holds references shared by a study's cells.
-    ``lock_paths`` are the host-wide device locks to hold from warm-up to the end of measuring.
+    path for torch's FileStore, ``store`` the host:port of its TCPStore where the ranks run on several
+    ``nodes``, as many on each, and ``interface`` this node's network device towards the others.
+    ``cache_dir`` holds references shared by a study's cells.  ``lock_paths`` are the host-wide device
+    locks to hold from warm-up to the end of measuring.
     ``steps`` is 0 for as many as ``target_ci`` needs, ``max_steps`` at most.  ``double_parity``: run
     parity (b) as well, since no record of it exists yet.  ``memory``, ``trace``: run these passes.
     """
@@ -84,6 +86,9 @@ class Job:
     trace: bool = False
     target_ci: float = 0.01
     max_steps: int = 200
+    nodes: int = 1
+    store: str = ""
+    interface: str = ""
 
     @classmethod
     def loads(cls, text: str) -> Job:

@@ -17,7 +17,7 @@ from typing import IO
 from bench.jobs import Job, Message, RankResult, Status, rank_result_from_json
 from bench.warm import Process, Start, fresh
 
-__all__ = ["Interrupted", "Outcome", "launch"]
+__all__ = ["Interrupted", "Outcome", "launch", "pin"]
 
 GRACE_S = 3.0
 POLL_S = 0.05
@@ -111,10 +111,12 @@ def launch(
     environment: Mapping[str, str] | None = None,
     on_message: Callable[[Message], None] | None = None,
     start: Start = fresh,
+    others: Sequence[Start] = (),
     grace_s: float = GRACE_S,
 ) -> Outcome:
     """Run a cell's ranks to their end, whatever it is, and leave none of them behind.
 
+    ``start`` starts those of this node, ``others`` those of the job's other nodes, in order.
     All output of the ranks goes to ``log``.  SIGINT and SIGTERM end the ranks and raise
     ``Interrupted``.
     """
@@ -130,7 +132,7 @@ def launch(
     try:
         with open(log, "ab") as output:
             for number in range(job.world_size):
-                ranks.append(_start(job, job_file, number, output, environment or {}, start))
+                ranks.append(_start(job, job_file, number, output, environment or {}, (start, *others)))
         verdict = _watch(job, ranks, watch, caught, wall_limit_s, on_message, grace_s)
     finally:
         _end(ranks)
@@ -152,12 +154,12 @@ def launch(
 
 
 def _start(
-    job: Job, job_file: Path, number: int, output: IO[bytes], environment: Mapping[str, str], start: Start
+    job: Job, job_file: Path, number: int, output: IO[bytes], environment: Mapping[str, str], starts: Sequence[Start]
 ) -> _Rank:
+    node, local = divmod(number, job.world_size // job.nodes)
     reading, writing = os.pipe()
     cuda = job.factors.device == "cuda"
     variables = {
-        **os.environ,
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         # The worker imports the same bench, and the user's own modules from where the user stands.
         "PYTHONPATH": os.pathsep.join(
@@ -166,34 +168,40 @@ def _start(
         "PYTHONSAFEPATH": "1",
         "RANK": str(number),
         "WORLD_SIZE": str(job.world_size),
-        "LOCAL_RANK": str(job.device_indices[number] if cuda and job.device_indices else number),
+        "LOCAL_RANK": str(job.device_indices[number] if cuda and job.device_indices else local),
         "GLOO_SOCKET_IFNAME": "lo",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         **environment,
     }
-    variables.pop("LOCAL_SIZE", None)
+    if job.nodes > 1 and (interface := os.environ.get("GLOO_SOCKET_IFNAME", job.interface)):
+        variables["GLOO_SOCKET_IFNAME"] = interface
     if not cuda:
         variables |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     if job.factors.share_devices:
         variables["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
     try:
-        process = start([str(job_file), str(number)], variables, output, writing)
+        process = starts[node]([str(job_file), str(number)], variables, output, writing)
     except BaseException:
         os.close(reading)
         raise
     finally:
         os.close(writing)
     os.set_blocking(reading, False)
-    cores = sorted(os.sched_getaffinity(0))
-    if not cuda and len(cores) >= job.factors.stages:
-        # On CPU a stage is one core; a library that runs all stages in one process gets one a stage.
-        mine = {cores[number]} if job.world_size > 1 else set(cores[: job.factors.stages])
-        try:
-            os.sched_setaffinity(process.pid, mine)
-        except ProcessLookupError:
-            pass  # gone already, which the watch will see
+    if node == 0:
+        pin(process.pid, job, local)
     return _Rank(number=number, process=process, pipe=reading)
+
+
+def pin(pid: int, job: Job, local: int) -> None:
+    """Give the ``local``-th rank of this node its core; where all stages run in one process, one for each of them."""
+    cores = sorted(os.sched_getaffinity(0))
+    stages = job.factors.stages // job.nodes
+    if job.factors.device == "cuda" or len(cores) < stages:
+        return
+    mine = {cores[local]} if job.world_size > 1 else set(cores[:stages])
+    with contextlib.suppress(ProcessLookupError):  # gone already, which the watch will see
+        os.sched_setaffinity(pid, mine)
 
 
 def _watch(
@@ -272,8 +280,7 @@ def _read(rank: _Rank, watch: _Watch, on_message: Callable[[Message], None] | No
 def _end(ranks: Sequence[_Rank]) -> None:
     """Kill all process groups, whatever is left in them, and close the pipes."""
     for rank in ranks:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(rank.process.pid, signal.SIGKILL)
+        rank.process.kill_group()
     for rank in ranks:
         # A process that hangs in a driver cannot be killed, and must not hang its parent too.
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -25,6 +25,7 @@ from bench.partition.prediction import Prediction
 from bench.partition.profile import Profile, profile_key, profile_path, read_profile
 from bench.partition.rules import NATIVE, PROFILED, check, partition, schedule_of
 from bench.partition.simulate import Schedule
+from bench.place import place
 from bench.registry import capabilities, libraries
 from models.table import layer_table, source_hash
 
@@ -241,8 +242,8 @@ def _problem(factors: Factors, can: Capabilities, settings: Settings) -> tuple[s
         return "micro_batches", f"must be a multiple of the {p} replicas", f"choose a multiple of {p}"
     if factors.nodes > 1 and not can.several_nodes:
         return "nodes", "the library runs in one process, on one node", "choose nodes=1"
-    if factors.nodes > 1:
-        return "nodes", "several nodes are not built yet", "choose nodes=1"
+    if p % factors.nodes:
+        return "nodes", f"must divide stages={p}", "choose a divisor"
     if factors.precision not in can.precisions:
         return "precision", f"allowed are {', '.join(can.precisions)}", "choose one of them"
     if factors.precision == "tf32" and factors.device == "cpu":
@@ -251,7 +252,7 @@ def _problem(factors: Factors, can: Capabilities, settings: Settings) -> tuple[s
         return found
     if factors.data.path is not None and not Path(factors.data.path).is_dir():
         return "data.path", f"there is no folder {factors.data.path}", "give the folder of the data set"
-    return _device_problem(factors, settings) if factors.device == "cuda" else None
+    return None
 
 
 def _schedule_problem(factors: Factors, can: Capabilities) -> tuple[str, str, str] | None:
@@ -296,20 +297,31 @@ def _native_problem(factors: Factors, can: Capabilities) -> tuple[str, str, str]
     return "balance", offers + (f" ({why})" if why else ""), f"choose {' or '.join([*own, 'time', 'optimal'])}"
 
 
-def _device_problem(factors: Factors, settings: Settings) -> tuple[str, str, str] | None:
-    count = len(visible_gpus())
+def _problem_here(factors: Factors, settings: Settings) -> tuple[str, str, str] | None:
+    """(key, reason, remedy) of what this command's own node or nodes lack."""
+    count, nodes = len(visible_gpus()), place().count
+    if factors.nodes > nodes:
+        return (
+            "nodes",
+            f"this command runs on {nodes}",
+            "start it by srun --ntasks-per-node=1 or torchrun --nproc-per-node=1, or submit it with bench.slurm",
+        )
+    if factors.device != "cuda":
+        return None
+    stages = factors.stages // factors.nodes
+    on_each = " on each node" if factors.nodes > 1 else ""
     if settings.devices is not None:
         bad = [d for d in settings.devices if not 0 <= d < count]
         if bad:
             return "devices", f"there is no GPU {bad[0]}; {count} are visible", "choose among them"
-        if len(settings.devices) < factors.stages and not factors.share_devices:
-            return "devices", f"{factors.stages} stages need as many GPUs", "name more GPUs"
+        if len(settings.devices) < stages and not factors.share_devices:
+            return "devices", f"{stages} stages{on_each} need as many GPUs", "name more GPUs"
         if len(set(settings.devices)) < len(settings.devices) and not factors.share_devices:
             return "devices", "a GPU is named twice", "set share_devices=true if that is meant"
     elif count == 0:
         return "device", "no GPU is visible", "choose device=cpu"
-    elif count < factors.stages and not factors.share_devices:
-        return "stages", f"needs {factors.stages} GPUs, {count} are visible", "choose fewer, or share_devices=true"
+    elif count < stages and not factors.share_devices:
+        return "stages", f"needs {stages} GPUs{on_each}, {count} are visible", "choose fewer, or share_devices=true"
     return None
 
 
@@ -321,7 +333,7 @@ def _shown(factors: Factors, settings: Settings, key: str) -> object:
     return getattr(value, "name", value)
 
 
-def _check(factors: Factors, can: Capabilities, settings: Settings) -> tuple[int, ...]:
+def _check(factors: Factors, can: Capabilities, settings: Settings, *, here: bool) -> tuple[int, ...]:
     """The partition of a cell that can run, as in ``cut``; raises UserError for one that cannot."""
     model_key = (factors.model, factors.granularity, factors.num_classes)
     cache = _cache_dir(settings.results_dir)
@@ -334,19 +346,19 @@ def _check(factors: Factors, can: Capabilities, settings: Settings) -> tuple[int
             f"{factors.stages * factors.virtual_stages} stages",
             "choose fewer stages or granularity=op",
         )
-    problem = _problem(factors, can, settings)
+    problem = _problem(factors, can, settings) or (_problem_here(factors, settings) if here else None)
     if problem is not None:
         raise UserError(problem[0], _shown(factors, settings, problem[0]), *problem[1:])
     return cut(factors, settings.results_dir) if can.stages_are == "devices" else (layers,)
 
 
-def make_cell(factors: Factors, settings: Settings) -> Cell:
-    """The cell of normalised factors, whether it can run or not."""
+def make_cell(factors: Factors, settings: Settings, *, here: bool = True) -> Cell:
+    """The cell of normalised factors, whether it can run or not: ``here``, or on nodes that have the devices."""
     can = capabilities(factors.library)
     picked: tuple[int, ...] = ()
     problem = None
     try:
-        picked = _check(factors, can, settings)
+        picked = _check(factors, can, settings, here=here)
     except UserError as error:
         problem = error
     return Cell(
@@ -372,8 +384,8 @@ def _baseline_of(factors: Factors) -> Factors | None:
     return normalise(factors.replace(library=plain, micro_batches=1, share_devices=False))
 
 
-def plan(sweep: Sweep) -> list[Cell]:
-    """The cells of a sweep, each once, the missing baselines first.
+def plan(sweep: Sweep, *, here: bool = True) -> list[Cell]:
+    """The cells of a sweep, each once, the missing baselines first; ``here`` as for ``make_cell``.
 
     A single cell that cannot run raises its reason as UserError; in a sweep it stays as a cell with
     its reason, unless no cell at all can run.
@@ -382,18 +394,18 @@ def plan(sweep: Sweep) -> list[Cell]:
     if not sweep.several:
         _refuse_meaningless(sweep)
     wanted = dict.fromkeys(normalise(f) for f in sweep.factors)
-    cells = [make_cell(f, settings) for f in wanted]
+    cells = [make_cell(f, settings, here=here) for f in wanted]
     if sweep.several and settings.baseline:
-        cells = [*_missing_baselines(cells, settings), *cells]
+        cells = [*_missing_baselines(cells, settings, here=here), *cells]
     if all(cell.problem for cell in cells) and cells:
         raise next(cell.problem for cell in cells if cell.problem)
     return cells
 
 
-def _missing_baselines(cells: Sequence[Cell], settings: Settings) -> list[Cell]:
+def _missing_baselines(cells: Sequence[Cell], settings: Settings, *, here: bool) -> list[Cell]:
     have = {cell.factors for cell in cells}
     needed = dict.fromkeys(b for cell in cells if not cell.problem and (b := _baseline_of(cell.factors)))
-    return [cell for f in needed if f not in have and not (cell := make_cell(f, settings)).problem]
+    return [cell for f in needed if f not in have and not (cell := make_cell(f, settings, here=here)).problem]
 
 
 def _refuse_meaningless(sweep: Sweep) -> None:

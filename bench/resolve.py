@@ -56,9 +56,7 @@ def resolve(cell: Cell, settings: Settings, on_message: OnMessage = None, start:
     if profile is None:
         return replace(cell, partition=picked)
     overlap = factors.device != "cpu" or can.overlap_on_cpu
-    predicted = predict(
-        profile, picked, schedule_of(factors), overlap=overlap, recomputes_ahead=can.recomputes_ahead
-    )
+    predicted = predict(profile, picked, schedule_of(factors), overlap=overlap, recomputes_ahead=can.recomputes_ahead)
     return replace(cell, partition=picked, prediction=predicted)
 
 

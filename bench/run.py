@@ -10,7 +10,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from bench.gpu_watch import GpuWatch
 from bench.hardware import Gpu, device_locks, visible_gpus
 from bench.jobs import Job, Message, RankResult, StageResult, Status, to_json
 from bench.launch import Interrupted, Outcome, launch
+from bench.nodes import Node, free_port, own_facts
 from bench.partition.rules import schedule_of
-from bench.plan import Cell, versions_of
+from bench.plan import Cell, gpus_needed, versions_of
 from bench.record import Record, Step
 from bench.registry import capabilities
 from bench.traces import write_spans
@@ -52,6 +53,10 @@ class Stopped(Interrupted):
         self.record = record
 
 
+# Spans of several hosts would be laid side by side by clocks that nobody has compared.
+NO_TIMELINE = "no timeline and no account of lost time: the cell runs on several nodes, whose clocks differ"
+
+
 class Busy(Exception):
     """Another process is running the cell right now."""
 
@@ -64,15 +69,17 @@ def _run_id(cell: Cell, trial: int) -> str:
 
 
 def _gpus(cell: Cell, settings: Settings) -> tuple[Gpu, ...]:
-    """The GPU of each stage, in order; the first one for all of them where they share."""
-    if cell.factors.device != "cuda":
+    """The GPU of each stage on its node, in order, as this node has them; the first one for all where they share."""
+    f = cell.factors
+    if f.device != "cuda":
         return ()
     visible = visible_gpus()
     chosen = [visible[i] for i in settings.devices] if settings.devices is not None else list(visible)
-    return tuple(chosen[i % len(chosen)] for i in range(cell.factors.stages))
+    chosen = chosen[: gpus_needed(f)]
+    return tuple(chosen[i % len(chosen)] for i in range(f.stages))
 
 
-def _blank(cell: Cell, settings: Settings, trial: int) -> Record:
+def _blank(cell: Cell, settings: Settings, trial: int, nodes: Sequence[Node] = ()) -> Record:
     can = capabilities(cell.factors.library)
     gpus = _gpus(cell, settings) if cell.problem is None else ()
     run_id = _run_id(cell, trial)
@@ -97,10 +104,27 @@ def _blank(cell: Cell, settings: Settings, trial: int) -> Record:
             "devices": list(settings.devices) if settings.devices is not None else None,
         },
         overlap=overlap,
-        notes=can.notes,
-        environment=describe(cell.factors.library, gpus),
+        notes=(*can.notes, *((NO_TIMELINE,) if cell.factors.nodes > 1 and settings.trace else ())),
+        environment=_environment(cell.factors, gpus, nodes),
         log=f"logs/{run_id}.log",
     )
+
+
+def _environment(factors: Factors, gpus: tuple[Gpu, ...], nodes: Sequence[Node]) -> dict[str, Any]:
+    """As ``describe``; with what the other nodes say of themselves, and each stage's GPU on its own node."""
+    found = describe(factors.library, gpus[: factors.stages // factors.nodes])
+    if factors.nodes == 1 or not nodes:
+        return found
+    # In gpus' order on every node; a link to the next node is the network.
+    own = found["gpus"]
+    places = [g.index for g in gpus[: len(own)]]
+    others = [[{k: node.facts.gpus[i][k] for k in own[0]} for i in places] for node in nodes]
+    return {
+        **found,
+        "gpus": list(itertools.chain(own, *others)),
+        "links": list(itertools.chain(found["links"], *(["network", *found["links"]] for _ in others))) if own else [],
+        "nodes": [to_json(node.facts) for node in nodes],
+    }
 
 
 def unsupported(cell: Cell, settings: Settings, trial: int) -> Record:
@@ -171,13 +195,16 @@ def run_cell(
     trial: int,
     on_message: Callable[[Message], None] | None = None,
     start: Start | None = None,
+    nodes: Sequence[Node] = (),
 ) -> Record:
     """Run a valid cell and write its record, whatever happens; ``start`` starts its ranks, else ``warm.fresh``.
 
-    Raises Busy where another process holds the cell.  Stopped, where SIGINT or SIGTERM came, and
-    an error of the harness itself, or of ``on_message``, pass through after the record is written.
+    ``nodes``: the others, at least as many as the cell asks for.  Raises Busy where another process
+    holds the cell.  Stopped, where SIGINT or SIGTERM came, and an error of the harness itself, or of
+    ``on_message``, pass through after the record is written.
     """
-    blank = _blank(cell, settings, trial)
+    nodes = nodes[: cell.factors.nodes - 1]
+    blank = _blank(cell, settings, trial, nodes)
     name = f"{cell.id}-t{trial}-{cell.hardware}"
     with claim.lock(settings.results_dir):
         _bury_locked(settings.results_dir)  # another's process may have died since the sweep began
@@ -186,7 +213,7 @@ def run_cell(
         where = claim.claims_dir(settings.results_dir) / f"{name}.json"
         raise Busy(f"{name} is being run by process {holder.pid} on {holder.host}; if it is gone, remove {where}")
     try:
-        made, stop = _run_claimed(cell, settings, blank, on_message, start or fresh)
+        made, stop = _run_claimed(cell, settings, blank, on_message, start or fresh, nodes)
     except BaseException as error:
         status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
         reason = " ".join(f"the harness itself failed: {type(error).__name__}: {error}".split())
@@ -201,13 +228,20 @@ def run_cell(
 
 
 def _run_claimed(
-    cell: Cell, settings: Settings, blank: Record, on_message: Callable[[Message], None] | None, start: Start
+    cell: Cell,
+    settings: Settings,
+    blank: Record,
+    on_message: Callable[[Message], None] | None,
+    start: Start,
+    nodes: Sequence[Node],
 ) -> tuple[Record, Interrupted | None]:
     started = time.monotonic()
     stop = None
     double_run = f"parity-{_double_key(cell)}"
     known = _double_record(settings.results_dir, double_run)
     watch = GpuWatch(_gpus(cell, settings))
+    log = settings.results_dir / blank.log
+    modules = capabilities(cell.factors.library).modules
 
     def hear(message: Message) -> None:
         watch.hear(message)
@@ -217,12 +251,13 @@ def _run_claimed(
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, watch:
         try:
             outcome = launch(
-                make_job(cell, settings, blank.run_id, folder, double=known is None),
-                settings.results_dir / blank.log,
+                _on_nodes(make_job(cell, settings, blank.run_id, folder, double=known is None), nodes),
+                log,
                 wall_limit_s=settings.wall_limit_s,
                 environment=worker_environment(cell.factors),
                 on_message=hear,
                 start=start,
+                others=[node.starter(modules, log, preload=settings.preload) for node in nodes],
             )
         except Interrupted as interrupted:
             outcome, stop = interrupted.outcome, interrupted
@@ -232,6 +267,20 @@ def _run_claimed(
         made = replace(made, trace=f"traces/{made.run_id}.csv")
         write_spans(spans, settings.results_dir / made.trace)
     return _with_double(made, known, double_run, settings.results_dir), stop
+
+
+def _on_nodes(job: Job, nodes: Sequence[Node]) -> Job:
+    """The job as its ranks run on this node and these."""
+    if not nodes:
+        return job
+    address = nodes[0].own_address
+    return replace(
+        job,
+        nodes=len(nodes) + 1,
+        store=f"{address}:{free_port()}",
+        interface=own_facts(address).interface,
+        trace=False,
+    )
 
 
 def worker_environment(factors: Factors) -> dict[str, str]:
@@ -295,7 +344,7 @@ def _finish(blank: Record, outcome: Outcome, wall_s: float) -> Record:
         parity=first.parity,
         parity_double=first.parity_double,
         parity_unchecked=first.parity_unchecked,
-        foreign_load=first.foreign_load,
+        foreign_load=max((r.foreign_load for r in results if r.foreign_load is not None), default=None),
         fixed_cost_s=wall_s - outcome.waited_s - first.stepping_s,
     )
     return _judged(_traced(made, results))

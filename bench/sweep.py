@@ -24,6 +24,7 @@ from bench.factors import Settings
 from bench.history import History, Key
 from bench.jobs import Message
 from bench.launch import Interrupted
+from bench.nodes import Node
 from bench.plan import Cell
 from bench.record import Record, load_all, records_dir
 from bench.registry import capabilities
@@ -164,16 +165,19 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def sweep(cells: Sequence[Cell], settings: Settings, *, alone: bool = False) -> Result:
+def sweep(cells: Sequence[Cell], settings: Settings, *, alone: bool = False, nodes: Sequence[Node] = ()) -> Result:
     """Run every cell for every trial, trials outermost so that a slow drift falls on all cells alike.
 
-    What is done already is treated as ``settings.on_existing`` says; a cell ``alone`` is always run.
+    ``nodes``: the others, for cells that take several.  What is done already is treated as
+    ``settings.on_existing`` says; a cell ``alone`` is always run.
     Always ends with the CSVs, the table and the name of every failure; Interrupted passes through after that.
     """
-    return sweep_runs([(cell, trial) for trial in settings.trials for cell in cells], settings, alone=alone)
+    return sweep_runs(
+        [(cell, trial) for trial in settings.trials for cell in cells], settings, alone=alone, nodes=nodes
+    )
 
 
-def sweep_runs(runs: Sequence[Run], settings: Settings, *, alone: bool = False) -> Result:
+def sweep_runs(runs: Sequence[Run], settings: Settings, *, alone: bool = False, nodes: Sequence[Node] = ()) -> Result:
     """As ``sweep``, of these (cell, trial) in this order."""
     check_writable(settings.results_dir)
     for buried in bury_dead(settings.results_dir):
@@ -193,7 +197,7 @@ def sweep_runs(runs: Sequence[Run], settings: Settings, *, alone: bool = False) 
                 continue
             view.begin(_label(cell, trial, number, len(todo)))
             try:
-                made.append(_run(cell, settings, trial, view, warm, alone=alone))
+                made.append(_run(cell, settings, trial, view, warm, nodes, alone=alone))
             except Busy as busy:
                 view.end(f"skipped: {busy}", time_left.after(None))
                 made.left += 1
@@ -221,10 +225,13 @@ def _failed(status: str) -> bool:
     return status not in ("ok", "unsupported")
 
 
-def _run(cell: Cell, settings: Settings, trial: int, view: _View, warm: Warm, *, alone: bool) -> Record:
+def _run(
+    cell: Cell, settings: Settings, trial: int, view: _View, warm: Warm, nodes: Sequence[Node], *, alone: bool
+) -> Record:
     """Measure what the cell's balance needs, then run it; a mistake that shows only then is a row of a sweep."""
     start = warm.starter(capabilities(cell.factors.library).modules) if settings.preload else fresh
     try:
+        _check_alike(cell, nodes)
         cell = resolve(cell, settings, view, start)
     except Unmeasured as failure:
         return unmeasured(cell, settings, trial, failure.outcome, failure.what, failure.log)
@@ -232,7 +239,17 @@ def _run(cell: Cell, settings: Settings, trial: int, view: _View, warm: Warm, *,
         if alone:
             raise
         return unsupported(replace(cell, problem=problem), settings, trial)
-    return run_cell(cell, settings, trial, view, start)
+    return run_cell(cell, settings, trial, view, start, nodes)
+
+
+def _check_alike(cell: Cell, nodes: Sequence[Node]) -> None:
+    """Raise UserError where the cell's nodes differ: its figure would be of none of them."""
+    for node in nodes[: cell.factors.nodes - 1]:
+        theirs = node.facts.hardware[cell.factors.device]
+        if theirs != cell.hardware:
+            raise UserError(
+                "nodes", cell.factors.nodes, f"{node} has {theirs}, node 0 {cell.hardware}", "take nodes of one kind"
+            )
 
 
 def _ended(r: Record) -> str:

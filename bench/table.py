@@ -209,7 +209,8 @@ def telling_columns(records: Sequence[Record], leave_out: Sequence[str] = ()) ->
         for name, text in _WHERE_IT_VARIES.items()
         if name not in leave_out and len({text(r) for r in records}) > 1
     }
-    return {**_ALWAYS, **varying}
+    nodes: dict[str, _Text] = {"nodes": lambda r: str(r.factors.nodes)}
+    return {**_ALWAYS, **(nodes if any(r.factors.nodes > 1 for r in records) else {}), **varying}
 
 
 def footnotes(records: Sequence[Record], context: Sequence[Record] = ()) -> list[str]:

@@ -36,13 +36,33 @@ class Process(Protocol):
     def wait(self, timeout: float) -> int:
         """Its exit code; raises subprocess.TimeoutExpired."""
 
+    def kill_group(self) -> None:
+        """Kill it with all that it has started, if anything of that is left."""
+
 
 class Start(Protocol):
-    """Starts a rank in a process group of its own; ``messages`` is the pipe that it inherits."""
+    """Starts a rank in a process group of its own; ``messages`` is the pipe that it inherits, and
+    ``environment`` what it has besides this process's environment."""
 
     def __call__(
         self, arguments: Sequence[str], environment: Mapping[str, str], output: IO[bytes], messages: int
     ) -> Process: ...
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _whole(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment with this process's own below it."""
+    # LOCAL_SIZE would have a library take shared memory for what goes over the network.
+    return {**{k: v for k, v in os.environ.items() if k != "LOCAL_SIZE"}, **environment}
+
+
+class _Interpreter(subprocess.Popen[bytes]):
+    def kill_group(self) -> None:
+        _kill_group(self.pid)
 
 
 def fresh(
@@ -54,12 +74,12 @@ def fresh(
     worker: Sequence[str] = WORKER,
 ) -> Process:
     """A rank in an interpreter of its own; see ``Start``."""
-    return subprocess.Popen(
+    return _Interpreter(
         [sys.executable, *worker, *arguments, str(messages)],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
-        env=environment,
+        env=_whole(environment),
         pass_fds=[messages],
         start_new_session=True,
     )
@@ -87,6 +107,9 @@ class _Forked:
                 raise subprocess.TimeoutExpired("rank", timeout)
             self._source.listen(end - time.monotonic())
         return code
+
+    def kill_group(self) -> None:
+        _kill_group(self.pid)
 
 
 class _Source:
@@ -151,8 +174,7 @@ class _Source:
         """End the process, and whatever it has forked with it."""
         self._line.close()
         self._alive = False
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        _kill_group(self._process.pid)
         self._process.wait()
 
     def _ask(self) -> dict[str, Any]:
@@ -187,6 +209,7 @@ class Warm:
         def start(
             arguments: Sequence[str], environment: Mapping[str, str], output: IO[bytes], messages: int
         ) -> Process:
+            environment = _whole(environment)
             common = {k: v for k, v in environment.items() if k not in OWN}
             key = json.dumps([list(modules), common], sort_keys=True)
             try:

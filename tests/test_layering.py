@@ -25,12 +25,12 @@ WORDS = {"single", "torch"}
 
 # config → plan → launch → record → collect → report: a module imports only what stands before it.
 FLOW = [
-    *("errors", "factors", "jobs", "trials"),
+    *("errors", "factors", "jobs", "trials", "place"),
     *("partition.solver", "partition.simulate", "partition.predict", "partition.optimal"),
     *("partition.profile", "partition.memory", "partition.prediction", "partition.rules"),
     *("account", "traces", "record", "history"),
     *("registry", "hardware", "config", "expand", "plan"),
-    *("lifeline", "warm", "launch", "gpu_watch"),
+    *("lifeline", "warm", "launch", "nodes", "agent", "gpu_watch"),
     *("environment", "claim", "run", "resolve"),
     *("series", "merit", "schema", "collect", "table", "timeline", "compare", "check_csv", "check"),
     *("report.data", "report.layout", "report.tables", "report.published"),

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench.__main__ import check_siblings
 from bench.errors import UserError
+from bench.place import place
 
 COMMANDS = ("submit", "status", "collect", "task")
 
@@ -57,7 +58,12 @@ def _task(arguments: Sequence[str]) -> int:
         raise UserError("task", " ".join(arguments), "takes a plan and a number", "it is called by an array's script")
     if not Path(arguments[0]).is_file():
         raise UserError("task", arguments[0], "there is no such plan", "it is called by an array's script")
-    return run_task(Path(arguments[0]), int(arguments[1]))
+    here = place()
+    if here.index > 0:
+        from bench.agent import serve
+
+        return serve(here)
+    return run_task(Path(arguments[0]), int(arguments[1]), here)
 
 
 def _look(command: str, arguments: Sequence[str]) -> int:

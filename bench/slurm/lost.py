@@ -86,7 +86,7 @@ def _reason(key: str, state: JobState) -> str:
 def _never_begun(study: Study, fate: Fate, reason: str) -> Record:
     """A record that claims nothing of devices or versions: no process of the run has ever been."""
     f, can = fate.run.factors, capabilities(fate.run.factors.library)
-    cell = make_cell(f, study.settings)
+    cell = make_cell(f, study.settings, here=False)
     hardware = fate.attempts[-1].hardware if fate.attempts else cell.hardware
     name = f"{f.library.name}-{f.model.name}-p{f.stages}-m{f.micro_batches}-{fate.run.cell_id}-t{fate.run.trial}"
     return Record(

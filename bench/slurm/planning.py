@@ -9,10 +9,8 @@ from dataclasses import replace
 from bench.errors import UserError
 from bench.expand import Sweep
 from bench.factors import Settings
-from bench.hardware import visible_gpus
 from bench.history import History
-from bench.plan import Cell, _baseline_of, cut, gpus_needed, make_cell, normalise, plan
-from bench.registry import capabilities
+from bench.plan import Cell, gpus_needed, plan
 from bench.slurm.options import Options
 from bench.slurm.study import Run
 
@@ -28,35 +26,11 @@ def cells_of(sweep: Sweep, options: Options) -> list[Cell]:
     """
     if any(f.device == "auto" for f in sweep.factors):
         raise UserError("device", "auto", "this host's devices are not the nodes'", "write device=cuda or device=cpu")
-    if visible_gpus() or all(f.device == "cpu" for f in sweep.factors):
-        cells = plan(replace(sweep, several=True))
-    else:
-        cells = _planned_without_devices(sweep)
+    cells = plan(replace(sweep, several=True), here=False)
     cells = [_within_a_node(cell, options) for cell in cells]
     if all(cell.problem for cell in cells):
         raise next(cell.problem for cell in cells if cell.problem)
     return cells
-
-
-def _planned_without_devices(sweep: Sweep) -> list[Cell]:
-    settings = sweep.settings
-    wanted = dict.fromkeys(normalise(f) for f in sweep.factors)
-    if settings.baseline:
-        valid = [f for f in wanted if _elsewhere(make_cell(f, settings), settings).problem is None]
-        wanted = dict.fromkeys([*(b for f in valid if (b := _baseline_of(f)) and b not in wanted), *wanted])
-    return [_elsewhere(make_cell(f, settings), settings) for f in wanted]
-
-
-def _elsewhere(cell: Cell, settings: Settings) -> Cell:
-    """The cell without the problem that this host lacks the GPUs: the last that a plan looks for before it cuts."""
-    if cell.problem is None or "visible" not in str(cell.problem):
-        return cell
-    if capabilities(cell.factors.library).stages_are == "devices":
-        try:
-            cut(cell.factors, settings.results_dir)
-        except UserError as problem:
-            return replace(cell, problem=problem)
-    return replace(cell, problem=None)
 
 
 def _within_a_node(cell: Cell, options: Options) -> Cell:

@@ -14,6 +14,8 @@ from bench import record
 from bench.errors import UserError
 from bench.history import History
 from bench.launch import Interrupted
+from bench.nodes import gather
+from bench.place import Place
 from bench.plan import Cell, make_cell
 from bench.run import Stopped
 from bench.slurm import cluster
@@ -58,8 +60,8 @@ class SlurmSignals:
                 os.kill(os.getpid(), signal.SIGINT)
 
 
-def run_task(plan: Path, index: int) -> int:
-    """Make the runs of a task; what has been made by an earlier attempt is not made again.
+def run_task(plan: Path, index: int, here: Place) -> int:
+    """Make the runs of a task, on node 0 of its nodes; what has been made by an earlier attempt is not made again.
 
     Exit code: 0 when all are ok or unsupported, 1 when one failed or is left, 128 + the signal's
     number when it was ended.
@@ -69,11 +71,11 @@ def run_task(plan: Path, index: int) -> int:
     if not runs:
         raise UserError("task", index, f"{plan.name} has no such task", "give one that the array has")
     number = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-    with SlurmSignals() as signals:
+    with SlurmSignals() as signals, gather(here) as nodes:
         try:
             cells = [(make_cell(run.factors, study.settings), run.trial) for run in runs]
             _begin(study, plan.name, index, number, cells[0][0].hardware)
-            made = sweep_runs(_left(study, plan.name, runs, cells), study.settings)
+            made = sweep_runs(_left(study, plan.name, runs, cells), study.settings, nodes=nodes)
         except Interrupted as stop:
             return _ended(study, plan.name, runs, signals, number, stop)
         except KeyboardInterrupt:  # between two runs

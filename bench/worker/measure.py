@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,22 +30,29 @@ LEAST_STEPS = 10
 def device_lock(ranks: Ranks, channel: Channel, paths: Sequence[str]) -> Iterator[None]:
     """Hold the devices' locks, so that no two cells of a host ever time each other.
 
-    Rank 0 holds them (the kernel frees them if it dies); the others wait for it.
+    The first rank of each host holds them (the kernel frees them if it dies); the others wait for it.
+    Hosts come one after the other, by name: two cells on the same hosts never hold one each.
     """
+    hosts = ranks.gather(socket.gethostname())
     with ExitStack() as stack:
-        if ranks.rank == 0:
-            for path in sorted(paths):
-                lock = FileLock(path, mode=0o666)
-                while True:
-                    try:
-                        lock.acquire(timeout=LOCK_POLL_S)
-                        break
-                    except Timeout:
-                        channel.alive("waiting for the device: another run is measuring", waiting=True)
-                stack.callback(lock.release)
-        ranks.barrier()
+        for host in sorted(set(hosts)):
+            if ranks.rank == hosts.index(host):
+                _acquire(stack, channel, paths)
+            ranks.barrier()
         yield
         ranks.barrier()
+
+
+def _acquire(stack: ExitStack, channel: Channel, paths: Sequence[str]) -> None:
+    for path in sorted(paths):
+        lock = FileLock(path, mode=0o666)
+        while True:
+            try:
+                lock.acquire(timeout=LOCK_POLL_S)
+                break
+            except Timeout:
+                channel.alive("waiting for the device: another run is measuring", waiting=True)
+        stack.callback(lock.release)
 
 
 def timed(ranks: Ranks, step: Callable[[Any], torch.Tensor | None], batch: Any) -> tuple[float, Any]:
@@ -110,7 +118,7 @@ def enough_steps(steps: int, target_ci: float, max_steps: int) -> Callable[[Sequ
 
 @contextmanager
 def foreign_load(ranks: Ranks) -> Iterator[Callable[[], float]]:
-    """Yields a function for the mean number of cores that other processes kept busy meanwhile."""
+    """Yields a function for the mean number of cores of this node that other processes kept busy meanwhile."""
 
     def busy() -> tuple[float, float, float]:
         times = psutil.cpu_times()
@@ -118,7 +126,8 @@ def foreign_load(ranks: Ranks) -> Iterator[Callable[[], float]]:
         # guest time is already in user time, steal is another machine's
         total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         steal = getattr(times, "steal", 0.0)
-        own = sum(ranks.gather(sum(psutil.Process().cpu_times()[:2])))
+        spent = ranks.gather((ranks.node, sum(psutil.Process().cpu_times()[:2])))
+        own = sum(seconds for node, seconds in spent if node == ranks.node)
         return total - idle - steal, own, time.monotonic()
 
     before = busy()

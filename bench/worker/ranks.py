@@ -27,13 +27,15 @@ def set_precision(precision: str) -> torch.dtype:
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
     """``devices``: one a stage; ``local``: those this process drives; ``group``: the harness's own
-    gloo group, apart from the library's communication (None for a single process)."""
+    gloo group, apart from the library's communication (None for a single process); ``nodes``: as many
+    ranks on each."""
 
     rank: int
     world_size: int
     devices: tuple[torch.device, ...]
     local: tuple[torch.device, ...]
     group: Any
+    nodes: int = 1
 
     def barrier(self) -> None:
         """Wait for every rank; on the host, so that it puts no work on a device."""
@@ -45,6 +47,11 @@ class Ranks:
         for device in self.local:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
+
+    @property
+    def node(self) -> int:
+        """Which of the job's nodes this is."""
+        return self.rank // (self.world_size // self.nodes)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, by rank, on all ranks."""
@@ -63,6 +70,13 @@ class Ranks:
                 torch.cuda.reset_peak_memory_stats(device)
 
 
+def _store(job: Job, rank: int, patience: datetime.timedelta) -> dist.Store:
+    if not job.store:
+        return dist.FileStore(job.rendezvous, job.world_size)
+    host, _, port = job.store.rpartition(":")
+    return dist.TCPStore(host, int(port), job.world_size, is_master=rank == 0, timeout=patience)
+
+
 def join(job: Job, rank: int, *, grouped: bool) -> Ranks:
     """Pick the devices, set the current one and form the process group where the library runs one
     rank a stage (``grouped``; even for a single rank, since such a library asks for one)."""
@@ -79,11 +93,11 @@ def join(job: Job, rank: int, *, grouped: bool) -> Ranks:
         patience = datetime.timedelta(seconds=max(1800.0, 4 * job.timeout_s))
         dist.init_process_group(
             backend,
-            store=dist.FileStore(job.rendezvous, job.world_size),
+            store=_store(job, rank, patience),
             rank=rank,
             world_size=job.world_size,
             timeout=patience,
         )
         group = dist.new_group(backend="gloo", timeout=patience)
     local = (devices[rank],) if grouped else tuple(dict.fromkeys(devices))
-    return Ranks(rank=rank, world_size=job.world_size, devices=devices, local=local, group=group)
+    return Ranks(rank=rank, world_size=job.world_size, devices=devices, local=local, group=group, nodes=job.nodes)
