@@ -6,7 +6,7 @@ set -euo pipefail
 fail() { echo "install_slurm: $1" >&2; exit 2; }
 
 export PATH="$PATH:/usr/sbin:/sbin"
-for command in munged slurmctld slurmd sbatch; do
+for command in munged slurmctld slurmd sbatch ip; do
     command -v "$command" >/dev/null || missing=1
 done
 if [ -z "${missing:-}" ]; then
@@ -21,5 +21,5 @@ if [ "$(id -u)" != 0 ]; then
 fi
 "${as_root[@]}" apt-get update -qq
 "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-    slurm-wlm slurmctld slurmd munge >/dev/null
+    slurm-wlm slurmctld slurmd munge iproute2 >/dev/null
 echo "install_slurm: $(slurmd -V) installed"

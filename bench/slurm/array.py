@@ -1,4 +1,4 @@
-"""Submit a study: plan it, freeze it, one array for each number of GPUs."""
+"""Submit a study: plan it, freeze it, one array for each number of nodes and GPUs."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from bench.slurm import cluster
 from bench.slurm.options import Options, read_options
 from bench.slurm.planning import cells_of, split
 from bench.slurm.script import render
-from bench.slurm.study import Array, Run, Study, create
+from bench.slurm.study import Array, Needs, Run, Study, create, plan_name, words
 from bench.sweep import check_writable
 
 __all__ = ["arrays_of", "submit_study"]
 
 
-def arrays_of(plans: dict[int, list[Run]], max_array_size: int) -> list[Array]:
+def arrays_of(plans: dict[Needs, list[Run]], max_array_size: int) -> list[Array]:
     """The arrays that make the plans' tasks, none larger than the limit."""
     made = []
-    for gpus, runs in plans.items():
+    for needs, runs in plans.items():
         tasks = runs[-1].task + 1
         for first in range(0, tasks, max_array_size):
             count = min(max_array_size, tasks - first)
-            made.append(Array(plan=f"plan-{gpus}gpus.json", gpus=gpus, first=first, count=count))
+            made.append(Array(plan=plan_name(needs), nodes=needs[0], gpus=needs[1], first=first, count=count))
     return made
 
 
@@ -55,8 +55,8 @@ def submit_study(overrides: Sequence[str], *, only_print: bool) -> int:
     study = create(settings, options.max_requeues, plans, len(impossible))
     study = _submit(study, arrays_of(plans, options.max_array_size), options)
     for array in study.arrays:
-        runs = sum(array.first <= run.task < array.first + array.count for run in plans[array.gpus])
-        print(f"job {array.job}: {runs} runs with {array.gpus} GPUs in {array.count} tasks")
+        runs = sum(array.first <= run.task < array.first + array.count for run in plans[array.nodes, array.gpus])
+        print(f"job {array.job}: {runs} runs on {words(array)} in {array.count} tasks")
     if impossible:
         print(f"{len(impossible)} runs cannot be made and have their record already")
     print(f"study: {study.folder}")

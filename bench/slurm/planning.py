@@ -12,11 +12,11 @@ from bench.factors import Settings
 from bench.history import History
 from bench.plan import Cell, gpus_needed, plan
 from bench.slurm.options import Options
-from bench.slurm.study import Run
+from bench.slurm.study import Needs, Run
 
 __all__ = ["Split", "cells_of", "split"]
 
-Split = tuple[dict[int, list[Run]], list[tuple[Cell, int]]]
+Split = tuple[dict[Needs, list[Run]], list[tuple[Cell, int]]]
 
 
 def cells_of(sweep: Sweep, options: Options) -> list[Cell]:
@@ -44,15 +44,15 @@ def _within_a_node(cell: Cell, options: Options) -> Cell:
 
 
 def split(cells: Sequence[Cell], settings: Settings, options: Options) -> Split:
-    """Runs by their number of GPUs, trials outermost, each with its array task; and those that cannot run.
+    """Runs by their numbers of nodes and GPUs, trials outermost, each with its array task; and those that cannot run.
 
     What is done already, on hardware such as this host's, is left out; what was done on a node's is skipped there.
     """
     history = History.read(settings.results_dir)
     limit_s = options.target_minutes * 60
-    plans: dict[int, list[Run]] = defaultdict(list)
+    plans: dict[Needs, list[Run]] = defaultdict(list)
     impossible: list[tuple[Cell, int]] = []
-    filled: dict[int, float] = defaultdict(float)
+    filled: dict[Needs, float] = defaultdict(float)
     for trial in settings.trials:
         for cell in cells:
             if history.skips((cell.id, trial, cell.hardware), settings.on_existing):
@@ -60,14 +60,14 @@ def split(cells: Sequence[Cell], settings: Settings, options: Options) -> Split:
             if cell.problem is not None:
                 impossible.append((cell, trial))
                 continue
-            gpus = gpus_needed(cell.factors)
-            runs = plans[gpus]
+            needs = cell.factors.nodes, gpus_needed(cell.factors)
+            runs = plans[needs]
             seconds = history.estimate_s(cell.id, cell.factors, cell.hardware) or options.seconds_per_cell
             task = runs[-1].task if runs else 0
             if options.cells_per_task is not None:
                 task = len(runs) // options.cells_per_task
-            elif runs and filled[gpus] + seconds > limit_s:
-                task, filled[gpus] = task + 1, 0.0
-            filled[gpus] += seconds
+            elif runs and filled[needs] + seconds > limit_s:
+                task, filled[needs] = task + 1, 0.0
+            filled[needs] += seconds
             runs.append(Run(task=task, cell_id=cell.id, trial=trial, factors=cell.factors))
     return dict(sorted(plans.items())), impossible

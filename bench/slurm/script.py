@@ -36,6 +36,7 @@ def render(study: Study, array: Array, options: Options) -> str:
     )
     return environment.get_template("array.sh.j2").render(
         study=study.folder.name,
+        nodes=array.nodes,
         gpus=array.gpus,
         name=f"bench-{study.folder.name}",
         count=array.count,

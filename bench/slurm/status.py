@@ -11,7 +11,7 @@ from bench import claim
 from bench.history import History, Past
 from bench.slurm.claims import standing
 from bench.slurm.cluster import JobState
-from bench.slurm.study import Array, Attempt, Run, Study, read_plan
+from bench.slurm.study import Array, Attempt, Run, Study, read_plan, words
 
 __all__ = ["KINDS", "Fate", "fates", "summary"]
 
@@ -74,7 +74,7 @@ def summary(study: Study, found: list[Fate]) -> list[str]:
         tasks = {fate.run.task: fate.state for fate in found if fate.array == array}
         states = Counter(state.state for state in tasks.values())
         shown = ", ".join(f"{state} {count}" for state, count in sorted(states.items()))
-        lines.append(f"job {array.job} ({array.gpus} GPUs, {array.count} tasks): {shown}")
+        lines.append(f"job {array.job} ({words(array)}, {array.count} tasks): {shown}")
     for fate in found:
         if fate.kind == "failed" and fate.past is not None:
             past = fate.past

@@ -1,6 +1,6 @@
-"""A submitted study on disk: one frozen list of runs for each number of GPUs, and what was asked of SLURM.
+"""A submitted study on disk: a frozen list of runs for each number of nodes and GPUs, and what was asked of SLURM.
 
-``RESULTS/slurm/ID/`` holds ``study.json``, ``plan-GPUS.json`` (a list of runs), the arrays' scripts,
+``RESULTS/slurm/ID/`` holds ``study.json``, ``plan-NODESnodes-GPUSgpus.json`` (a list of runs), the arrays' scripts,
 ``logs/`` and ``tasks/``, in which every attempt of a task leaves a note.
 """
 
@@ -22,7 +22,29 @@ from bench.factors import Factors, Settings
 from bench.history import FINAL, History, Past
 from bench.jobs import factors_from_json, to_json
 
-__all__ = ["Array", "Attempt", "Run", "Study", "create", "find", "load", "now", "read_plan"]
+__all__ = [
+    "Array",
+    "Attempt",
+    "Needs",
+    "Run",
+    "Study",
+    "create",
+    "find",
+    "load",
+    "now",
+    "plan_name",
+    "read_plan",
+    "words",
+]
+
+
+Needs = tuple[int, int]  # nodes, GPUs of each
+
+
+def plan_name(needs: Needs) -> str:
+    """The file of the frozen runs that need so much."""
+    nodes, gpus = needs
+    return f"plan-{nodes}nodes-{gpus}gpus.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +59,11 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Array:
-    """One job array: it makes the plan's tasks ``first`` … ``first + count - 1``; ``job`` is SLURM's id of it."""
+    """One job array: it makes the plan's tasks ``first`` … ``first + count - 1`` with ``gpus`` on each of
+    ``nodes``; ``job`` is SLURM's id of it."""
 
     plan: str
+    nodes: int
     gpus: int
     first: int
     count: int
@@ -48,6 +72,12 @@ class Array:
     def key(self, task: int) -> str:
         """SLURM's name of the job that makes a task of the plan."""
         return f"{self.job}_{task - self.first}"
+
+
+def words(array: Array) -> str:
+    """What each task of an array has, for people."""
+    nodes = "1 node" if array.nodes == 1 else f"{array.nodes} nodes"
+    return f"{nodes} with {array.gpus} GPUs each" if array.nodes > 1 else f"{nodes} with {array.gpus} GPUs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +151,9 @@ def _write(path: Path, data: object) -> None:
     os.replace(temporary, path)
 
 
-def create(settings: Settings, max_requeues: int, plans: dict[int, list[Run]], unsupported: int) -> Study:
-    """Freeze the runs by their number of GPUs in a new folder, without arrays yet."""
-    texts = {f"plan-{gpus}gpus.json": [to_json(run) for run in runs] for gpus, runs in plans.items()}
+def create(settings: Settings, max_requeues: int, plans: dict[Needs, list[Run]], unsupported: int) -> Study:
+    """Freeze the runs by what they need in a new folder, without arrays yet."""
+    texts = {plan_name(needs): [to_json(run) for run in runs] for needs, runs in plans.items()}
     digest = hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()[:6]
     results_dir = settings.results_dir.resolve()
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")

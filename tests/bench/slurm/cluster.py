@@ -1,4 +1,4 @@
-"""A SLURM cluster of its own for tests: munged, slurmctld and one slurmd, all in one folder.
+"""A SLURM cluster of its own for tests: munged, slurmctld and a slurmd a node, all in one folder.
 
 Needs root and Debian's packages (``scripts/install_slurm.sh``), no systemd, and nothing outside its folder.
 """
@@ -13,15 +13,17 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+from bench.hardware import LOCK_FOLDER
 
 __all__ = ["Cluster", "missing"]
 
 CPUS = 8
 MEMORY_MB = 16000
 START_S = 60.0
-_COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol")
+_COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "ip", "nsenter", "unshare")
 _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 
 
@@ -46,10 +48,16 @@ def _free_ports(count: int) -> list[int]:
 
 
 class Cluster:
-    """One node ``n0`` that claims more CPUs than the host may have, in partitions ``low`` (the default)
-    and ``high``, whose jobs preempt those of ``low``; a context manager."""
+    """Nodes ``n0``, … that claim more CPUs than the host may have, in partitions ``low`` (the default)
+    and ``high``, whose jobs preempt those of ``low``; a context manager.
 
-    def __init__(self) -> None:
+    Several nodes have a network, a host name and device locks each of their own, as on real machines:
+    what only works on one host fails there too.
+    """
+
+    def __init__(self, nodes: int = 1) -> None:
+        self.nodes = [f"n{i}" for i in range(nodes)]
+        self._networks = _Networks(self.nodes) if nodes > 1 else None
         # Below /tmp whatever TMPDIR says: the path of a UNIX socket is short.
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
         self.conf = self.folder / "slurm.conf"
@@ -91,16 +99,23 @@ class Cluster:
                     process.kill()
                     process.wait()
             self._kill_left()
+            if self._networks is not None:
+                self._networks.remove()
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start(self) -> None:
         self.folder.chmod(0o755)  # munged refuses a socket that others cannot reach
-        for name in ("state", "spool", "log"):
+        for name in ("state", "log", *(f"spool-{node}" for node in self.nodes)):
             (self.folder / name).mkdir()
         key = self.folder / "munge.key"
         key.write_bytes(secrets.token_bytes(256))
         key.chmod(0o400)
-        self.conf.write_text(_conf(self.folder, self._socket, *_free_ports(2)))
+        addresses = ["127.0.0.1"] * (1 + len(self.nodes))
+        if self._networks is not None:
+            addresses = self._networks.make()
+            hosts = [f"{a} {name}" for a, name in zip(addresses, [_host(), *self.nodes], strict=True)]
+            (self.folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *hosts]) + "\n")
+        self.conf.write_text(_conf(self.folder, self._socket, dict(zip(["", *self.nodes], addresses, strict=True))))
         # No cgroups are used, but slurmd looks for their kind unless it is told.
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         files = {"key-file": key, **{f"{n}-file": self.folder / f"munged.{n}" for n in ("log", "pid", "seed")}}
@@ -110,11 +125,17 @@ class Cluster:
         self._daemon("slurmctld", "-D", "-f", str(self.conf))
         # slurmd registers at once if the controller listens, else only when it tries again.
         self._until(lambda: self._says("scontrol", "ping") is not None)
-        self._daemon("slurmd", "-D", "-f", str(self.conf), "-N", "n0")
-        self._until(lambda: set((self._says("sinfo", "--noheader", "--format=%T") or "?").split()) == {"idle"})
+        for node in self.nodes:
+            own = self._networks.within(node, self.folder / "hosts") if self._networks is not None else []
+            self._daemon(*own, "slurmd", "-D", "-f", str(self.conf), "-N", node)
+        self._until(
+            lambda: (
+                (self._says("sinfo", "--noheader", "-N", "--format=%T") or "").split() == 2 * len(self.nodes) * ["idle"]
+            )
+        )
 
     def _daemon(self, name: str, *arguments: str) -> None:
-        with open(self.folder / "log" / f"{name}.out", "wb") as out:
+        with open(self.folder / "log" / f"{len(self._daemons)}-{name}.out", "wb") as out:
             process = subprocess.Popen(
                 [name, *arguments], env=self.environment(), cwd=self.folder, stdout=out, stderr=out,
                 stdin=subprocess.DEVNULL, start_new_session=True,
@@ -160,12 +181,71 @@ class Cluster:
                 continue
 
 
-def _conf(folder: Path, munge: Path, controller_port: int, node_port: int) -> str:
-    host = socket.gethostname().split(".")[0]
+def _host() -> str:
+    return socket.gethostname().split(".")[0]
+
+
+class _Networks:
+    """A network namespace a node, joined by a bridge; all names carry this process's number."""
+
+    def __init__(self, nodes: Sequence[str]) -> None:
+        self._nodes, self._id = nodes, f"{os.getpid() % 100000}"
+        self._bridge = f"br{self._id}"
+        self._third = 1 + os.getpid() % 250
+
+    def _name(self, node: str) -> str:
+        return f"{node}-{self._id}"
+
+    def make(self) -> list[str]:
+        """Their addresses: the host's own, then each node's."""
+        addresses = [f"10.77.{self._third}.{i + 1}" for i in range(1 + len(self._nodes))]
+        _ip("link", "add", self._bridge, "type", "bridge")
+        _ip("addr", "add", f"{addresses[0]}/24", "dev", self._bridge)
+        _ip("link", "set", self._bridge, "up")
+        for node, address in zip(self._nodes, addresses[1:], strict=True):
+            name = self._name(node)
+            _ip("netns", "add", name)
+            _ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
+            _ip("link", "set", name, "master", self._bridge)
+            _ip("link", "set", name, "up")
+            _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+            _ip("-n", name, "link", "set", "eth0", "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+        return addresses
+
+    def within(self, node: str, hosts: Path) -> list[str]:
+        """The beginning of a command line that runs as on this node; each word of it execs the next."""
+        # Not ip netns exec, which mounts a /sys without cgroups, for which slurmd looks.
+        own = f"hostname {node} && mount --bind {hosts} /etc/hosts && mount -t tmpfs tmpfs {LOCK_FOLDER}"
+        LOCK_FOLDER.mkdir(exist_ok=True)
+        return [
+            *("nsenter", f"--net=/run/netns/{self._name(node)}", "unshare", "--uts", "--mount"),
+            *("sh", "-c", own + ' && exec "$@"', "sh"),
+        ]
+
+    def remove(self) -> None:
+        """Take all of it back, as far as it was made."""
+        for node in self._nodes:
+            _ip("netns", "del", self._name(node), check=False)
+            _ip("link", "del", self._name(node), check=False)
+        _ip("link", "del", self._bridge, check=False)
+
+
+def _ip(*arguments: str, check: bool = True) -> None:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=30, check=False)
+    if check and done.returncode != 0:
+        raise RuntimeError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+
+
+def _conf(folder: Path, munge: Path, addresses: Mapping[str, str]) -> str:
+    """``addresses``: the nodes' by name, and the controller's by the empty name."""
+    ports = dict(zip(addresses, _free_ports(len(addresses)), strict=True))
+    several = len(addresses) > 2
+    host = _host()
     values = {
         "ClusterName": "tests",
-        "SlurmctldHost": f"{host}(127.0.0.1)",
-        "SlurmctldPort": controller_port,
+        "SlurmctldHost": f"{host}({addresses['']})",
+        "SlurmctldPort": ports[""],
         "SlurmUser": "root",
         "SlurmdUser": "root",
         "AuthType": "auth/munge",
@@ -173,11 +253,11 @@ def _conf(folder: Path, munge: Path, controller_port: int, node_port: int) -> st
         # A requeued job waits until its credential has run out: 5 s is the least, 120 s the default.
         "AuthInfo": f"socket={munge},cred_expire=5",
         "StateSaveLocation": folder / "state",
-        "SlurmdSpoolDir": folder / "spool",
+        "SlurmdSpoolDir": folder / "spool-%n",
         "SlurmctldPidFile": folder / "slurmctld.pid",
-        "SlurmdPidFile": folder / "slurmd.pid",
+        "SlurmdPidFile": folder / "slurmd-%n.pid",
         "SlurmctldLogFile": folder / "log" / "slurmctld.log",
-        "SlurmdLogFile": folder / "log" / "slurmd.log",
+        "SlurmdLogFile": folder / "log" / "slurmd-%n.log",
         "ProctrackType": "proctrack/linuxproc",
         "TaskPlugin": "task/none",
         "JobAcctGatherType": "jobacct_gather/none",
@@ -198,10 +278,12 @@ def _conf(folder: Path, munge: Path, controller_port: int, node_port: int) -> st
         "MpiDefault": "none",
     }
     lines = [f"{key}={value}" for key, value in values.items()]
-    lines.append(
-        f"NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={node_port} CPUs={CPUS} Boards=1 SocketsPerBoard=1 "
-        f"CoresPerSocket={CPUS} ThreadsPerCore=1 RealMemory={MEMORY_MB} State=UNKNOWN"
-    )
-    lines.append("PartitionName=low Nodes=n0 Default=YES PriorityTier=1 MaxTime=60 State=UP")
-    lines.append("PartitionName=high Nodes=n0 PriorityTier=10 MaxTime=60 State=UP")
+    lines += [
+        f"NodeName={node} NodeHostname={node if several else host} NodeAddr={address} Port={ports[node]} CPUs={CPUS} "
+        f"Boards=1 SocketsPerBoard=1 CoresPerSocket={CPUS} ThreadsPerCore=1 RealMemory={MEMORY_MB} State=UNKNOWN"
+        for node, address in addresses.items()
+        if node
+    ]
+    lines.append("PartitionName=low Nodes=ALL Default=YES PriorityTier=1 MaxTime=60 State=UP")
+    lines.append("PartitionName=high Nodes=ALL PriorityTier=10 MaxTime=60 State=UP")
     return "\n".join(lines) + "\n"

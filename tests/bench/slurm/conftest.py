@@ -22,12 +22,13 @@ WAIT_S = 150.0
 
 
 @pytest.fixture(scope="module")
-def slurm() -> Iterator[Cluster]:
-    """A running cluster; its absence is a failure in CI, and a reason to skip elsewhere."""
+def slurm(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A running cluster of as many nodes as the module's ``NODES``; its absence is a failure in CI, and a
+    reason to skip elsewhere."""
     why = missing()
     if why:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
-    with Cluster() as cluster:
+    with Cluster(getattr(request.module, "NODES", 1)) as cluster:
         yield cluster
 
 
@@ -61,7 +62,11 @@ class User:
             *("num_classes=4", "batch_size=4", "micro_batches=2", "warmup_steps=1", "steps=2", "memory=false"),
             *("trace=false", "baseline=false", "slurm.exclusive=false", "slurm.time=10"),
         )
-        said = self.run("submit", *cell, f"+model.behaviour={','.join(behaviours)}", *overrides)
+        return self.submit_cells(*cell, f"+model.behaviour={','.join(behaviours)}", *overrides)
+
+    def submit_cells(self, *overrides: str) -> str:
+        """Submit a study; its folder."""
+        said = self.run("submit", *overrides)
         return next(line for line in said.splitlines() if line.startswith("study: ")).removeprefix("study: ")
 
     def job(self, study: str) -> str:

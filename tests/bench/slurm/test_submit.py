@@ -129,7 +129,7 @@ def test_print_shows_scripts_that_bash_can_read_and_leaves_nothing_submitted(
     assert lines[0] == "#!/usr/bin/env bash"
     for option in (
         *("--array=0-2%2", "--requeue", "--open-mode=append", "--signal=B:USR1@60", "--exclusive", "--mem=0"),
-        *("--partition='big one'", "--time=01:00:00", "--nodelist=n7", "--nodes=1", "--ntasks=1"),
+        *("--partition='big one'", "--time=01:00:00", "--nodelist=n7", "--nodes=1", "--ntasks-per-node=1"),
         f"--output='{tmp_path}/100%% mine/slurm/STUDY/logs/%A_%a.out'",
     ):
         assert f"#SBATCH {option}" in lines
@@ -164,7 +164,7 @@ def test_tasks_are_filled_to_their_time_and_trials_are_outermost(tmp_path: Path)
 
 def test_what_is_done_or_impossible_takes_no_task(tmp_path: Path, made_record: Callable[..., Record]) -> None:
     plans, _, settings, options = _planned(tmp_path, *CPU)
-    first = plans[0][0]
+    first = plans[1, 0][0]
     (cell,) = [c for c in cells_of(expand([*CPU, f"results_dir={tmp_path}/results"]), options) if c.id == first.cell_id]
     write(made_record("old", cell_id=cell.id, hardware=cell.hardware, factors={"library": first.factors.library}),
           settings.results_dir)  # fmt: skip
@@ -173,7 +173,7 @@ def test_what_is_done_or_impossible_takes_no_task(tmp_path: Path, made_record: C
     assert [(c.factors.library.name, c.factors.stages, c.factors.micro_batches) for c, _ in impossible] == [
         ("torch", 4, 2)
     ]
-    assert [(r.factors.library.name, r.factors.stages, r.factors.micro_batches) for r in plans[0]] == [
+    assert [(r.factors.library.name, r.factors.stages, r.factors.micro_batches) for r in plans[1, 0]] == [
         ("single", 1, 2),
         ("torch", 2, 2),
         ("torch", 2, 8),
@@ -182,14 +182,17 @@ def test_what_is_done_or_impossible_takes_no_task(tmp_path: Path, made_record: C
 
 
 def test_a_study_larger_than_an_array_becomes_several() -> None:
-    runs = {gpus: [Run(task=t, cell_id="", trial=0, factors=None) for t in range(n)] for gpus, n in ((1, 5), (2, 2))}  # type: ignore[arg-type]
-    assert [(a.plan, a.gpus, a.first, a.count) for a in arrays_of(runs, 2)] == [
-        ("plan-1gpus.json", 1, 0, 2),
-        ("plan-1gpus.json", 1, 2, 2),
-        ("plan-1gpus.json", 1, 4, 1),
-        ("plan-2gpus.json", 2, 0, 2),
+    runs = {
+        needs: [Run(task=t, cell_id="", trial=0, factors=None) for t in range(n)]  # type: ignore[arg-type]
+        for needs, n in (((1, 1), 5), ((2, 2), 2))
+    }
+    assert [(a.plan, a.nodes, a.gpus, a.first, a.count) for a in arrays_of(runs, 2)] == [
+        ("plan-1nodes-1gpus.json", 1, 1, 0, 2),
+        ("plan-1nodes-1gpus.json", 1, 1, 2, 2),
+        ("plan-1nodes-1gpus.json", 1, 1, 4, 1),
+        ("plan-2nodes-2gpus.json", 2, 2, 0, 2),
     ]
-    assert Array(plan="", gpus=1, first=2, count=2, job="7").key(3) == "7_1"
+    assert Array(plan="", nodes=1, gpus=1, first=2, count=2, job="7").key(3) == "7_1"
 
 
 @pytest.mark.skipif(bool(visible_gpus()), reason="this host has GPUs")
@@ -198,17 +201,39 @@ def test_a_study_for_gpus_is_planned_on_a_host_without_any(tmp_path: Path) -> No
     plans, impossible, settings, options = _planned(tmp_path, *overrides, "slurm.gpus_per_node=4")
     # The baseline was added; 8 stages do not fit, 1 micro-batch is too few for 1F1B.
     assert {
-        gpus: [(r.factors.library.name, r.factors.micro_batches) for r in runs] for gpus, runs in plans.items()
+        needs: [(r.factors.library.name, r.factors.micro_batches) for r in runs] for needs, runs in plans.items()
     } == {
-        1: [("single", 1)],
-        2: [("torch", 8)],
-        4: [("torch", 8)],
+        (1, 1): [("single", 1)],
+        (1, 2): [("torch", 8)],
+        (1, 4): [("torch", 8)],
     }
     assert len(impossible) == 4
     assert "stages=8: needs 8 GPUs, a node has slurm.gpus_per_node=4; choose fewer" in {c.reason for c, _ in impossible}
     study = Study(folder=tmp_path / "s", submitted_at="", settings=settings, max_requeues=0, arrays=())
     script = render(study, arrays_of(plans, 100)[2], replace(options, gres="gpu:h100:{gpus}"))
     assert "#SBATCH --gres=gpu:h100:4" in script
+
+
+@pytest.mark.skipif(bool(visible_gpus()), reason="this host has GPUs")
+def test_cells_of_several_nodes_have_an_array_of_their_own_whose_tasks_srun_starts(tmp_path: Path) -> None:
+    overrides = ("library=torch,torchgpipe", "model=vgg11", "device=cuda", "stages=4", "nodes=1,2,3", "baseline=false")
+    plans, impossible, settings, options = _planned(tmp_path, *overrides)
+    assert {needs: [r.factors.library.name for r in runs] for needs, runs in plans.items()} == {
+        (1, 4): ["torch", "torchgpipe"],
+        (2, 2): ["torch"],
+    }
+    assert {(c.factors.library.name, c.factors.nodes): c.reason for c, _ in impossible} == {
+        ("torch", 3): "nodes=3: must divide stages=4; choose a divisor",
+        ("torchgpipe", 2): "nodes=2: the library runs in one process, on one node; choose nodes=1",
+        ("torchgpipe", 3): "nodes=3: the library runs in one process, on one node; choose nodes=1",
+    }
+    study = Study(folder=tmp_path / "s", submitted_at="", settings=settings, max_requeues=0, arrays=())
+    one, two = (render(study, array, options) for array in arrays_of(plans, 100))
+    assert "#SBATCH --nodes=2" in two
+    assert "#SBATCH --gres=gpu:2" in two
+    assert two.splitlines()[-1].startswith("exec srun --ntasks-per-node=1 --kill-on-bad-exit=1 ")
+    assert "srun" not in one
+    subprocess.run(["bash", "-n"], input=two, text=True, check=True)
 
 
 def test_a_manual_balance_that_cannot_be_is_found_without_gpus(tmp_path: Path) -> None:
@@ -222,7 +247,7 @@ def test_a_frozen_study_is_read_back_as_it_was_and_found_by_its_name(tmp_path: P
     assert study.settings.devices == (1, 2)
     assert find(study.folder.name, tmp_path / "results") == find(str(study.folder), Path("x")) == study.folder
     runs = read_plan(study.folder / study.arrays[0].plan)
-    assert runs == _planned(tmp_path, *CPU, "trial=1")[0][0]
+    assert runs == _planned(tmp_path, *CPU, "trial=1")[0][1, 0]
     other = _submitted(tmp_path, *CPU, "trial=1", "steps=auto", "devices=[1,2]")
     assert other.folder != study.folder
     # Frozen as plain JSON that says what will run.
