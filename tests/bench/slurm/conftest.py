@@ -55,10 +55,10 @@ class User:
         assert done.returncode == code, said + self.logs()
         return said
 
-    def submit(self, *behaviours: str, overrides: tuple[str, ...] = ()) -> str:
+    def submit(self, *behaviours: str, overrides: tuple[str, ...] = (), library: str = "single") -> str:
         """Submit a study of one cell for each behaviour; its folder."""
         cell = (
-            *("library=single", "model=custom", "model.target=gated.build", "device=cpu", "image_size=8"),
+            *(f"library={library}", "model=custom", "model.target=gated.build", "device=cpu", "image_size=8"),
             *("num_classes=4", "batch_size=4", "micro_batches=2", "warmup_steps=1", "steps=2", "memory=false"),
             *("trace=false", "baseline=false", "slurm.exclusive=false", "slurm.time=10"),
         )

@@ -101,6 +101,19 @@ def test_a_rank_killed_on_either_node_ends_all_of_them_and_is_named(user: User, 
     assert _ranks(user, "n0") == _ranks(user, "n1") == []
 
 
+def test_the_warning_of_the_time_limit_reaches_the_cell_through_srun_and_it_is_run_again(user: User) -> None:
+    study = user.submit("gated", library="torch", overrides=("stages=2", "nodes=2"))
+    user.wait((user.folder / "waiting").exists)
+    user.cluster.ask("scancel", "--batch", "--signal=USR1", user.job(study))
+    user.wait(lambda: len(user.records().get("gated", [])) == 1)
+    (user.folder / "open").touch()
+    user.wait_until_over()
+    first, second = user.records()["gated"]
+    assert (first.status, second.status) == ("interrupted", "ok"), user.logs()
+    assert "SLURM's warning that the time limit is near (SIGUSR1)" in first.fail_reason
+    assert second.environment["variables"]["SLURM_RESTART_COUNT"] == "1"
+
+
 def test_an_agent_that_is_gone_ends_the_cell_and_its_node_is_named(user: User) -> None:
     process = _on_two_nodes(user, "library=torch", "stages=2", "nodes=2", *ENDLESS)
     user.wait(lambda: len(_ranks(user, "n1")) == 1)

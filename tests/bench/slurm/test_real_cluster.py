@@ -48,15 +48,15 @@ def test_an_ok_a_failing_a_hanging_and_a_killed_cell_become_rows(user: User) -> 
 
 @pytest.mark.parametrize("how", ["requeued", "warned", "preempted"])
 def test_an_ended_attempt_is_run_again_without_what_it_had_finished(user: User, how: str) -> None:
-    study = user.submit("ok", "gated", overrides=("slurm.cells_per_task=2",))
+    # SLURM looks each 30 s only, so that its warning comes up to that much early: after 10 to 40 s here.
+    limit = ("slurm.time=1", "slurm.warn_s=20") if how == "warned" else ()
+    study = user.submit("ok", "gated", overrides=("slurm.cells_per_task=2", *limit))
     user.wait((user.folder / "waiting").exists)
     job = user.job(study)
     assert _counts(user.run("status", study)) == {"done": 1, "running": 1, "pending": 0, "failed": 0, "lost": 0}
     if how == "requeued":
         user.cluster.ask("scontrol", "requeue", job)
-    elif how == "warned":
-        user.cluster.ask("scancel", "--batch", "--signal=USR1", job)
-    else:
+    elif how == "preempted":
         user.cluster.ask("sbatch", "--partition=high", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
     user.wait(lambda: len(user.records().get("gated", [])) == 1)
     (user.folder / "open").touch()
