@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import sys
 from collections.abc import Sequence
@@ -81,6 +82,15 @@ def _run_with(arguments: Sequence[str], nodes: Sequence[Node]) -> int:
     except Interrupted as stop:
         print(f"interrupted by {stop}", file=sys.stderr)
         return 128 + stop.number
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        folder = expanded.settings.results_dir
+        print(
+            f"{folder}: {error.strerror}; what is recorded there stays: make room, then give the same command again",
+            file=sys.stderr,
+        )
+        return 1
     return 1 if made.failed else 0
 
 

@@ -17,7 +17,10 @@ from typing import Any
 import psutil
 from filelock import FileLock
 
-__all__ = ["Claim", "claims_dir", "dead", "lock", "release", "take"]
+__all__ = ["Claim", "claims_dir", "dead", "lock", "release", "take", "turn_into"]
+
+# A claim holds a record without figures; this is room for its fail_reason, on a disk that has filled up meanwhile.
+SPARE_BYTES = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,12 +97,27 @@ def take(results_dir: Path, name: str, claim: Claim) -> Claim | None:
     if standing is not None and standing.alive():
         return standing
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    with open(temporary, "w") as out:
-        json.dump(asdict(claim), out)
+    try:
+        with open(temporary, "w") as out:
+            out.write(json.dumps(asdict(claim)) + " " * SPARE_BYTES)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return None
+
+
+def turn_into(results_dir: Path, name: str, record: Path, text: str) -> None:
+    """Make a claim's own file the record, for want of room for another; ``text`` is no longer than a record without
+    figures.  The claim is gone with that."""
+    path = claims_dir(results_dir) / f"{name}.json"
+    with open(path, "r+b") as out:
+        out.write(text.encode().ljust(path.stat().st_size))
+        out.truncate()
         out.flush()
         os.fsync(out.fileno())
-    os.replace(temporary, path)
-    return None
+    os.replace(path, record)
 
 
 def release(results_dir: Path, name: str) -> None:

@@ -5,9 +5,11 @@ The same records give the same bytes, whatever the order they were made in.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -234,6 +236,11 @@ def collect(results_dir: Path) -> tuple[dict[str, Path], list[str]]:
     Returns their paths by name, and one line for each file that is no record and for each run that
     does not fit the schema; such a run is in no CSV.
     """
+    with _turn(results_dir):
+        return _collect(results_dir)
+
+
+def _collect(results_dir: Path) -> tuple[dict[str, Path], list[str]]:
     records, errors = load_all(results_dir)
     lines = [str(e) for e in errors]
     cells = []
@@ -253,6 +260,18 @@ def collect(results_dir: Path) -> tuple[dict[str, Path], list[str]]:
     for name, path in paths.items():
         _write(rows[name], TABLES[name], path)
     return paths, lines
+
+
+@contextlib.contextmanager
+def _turn(results_dir: Path) -> Iterator[None]:
+    """One collector of a folder at a time, so that its CSVs are all of the same records; the kernel ends the turn
+    with the process."""
+    folder = os.open(results_dir, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def _problem(r: Record) -> str:

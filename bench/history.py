@@ -64,8 +64,13 @@ class History:
     @classmethod
     def read(cls, results_dir: Path) -> History:
         """The history of a results folder; what is no record there is left out (``collect`` names it)."""
+        return cls.of(records_dir(results_dir).glob("*.json"))
+
+    @classmethod
+    def of(cls, paths: Iterable[Path]) -> History:
+        """The history of these records."""
         found = []
-        for path in records_dir(results_dir).glob("*.json"):
+        for path in paths:
             try:
                 data = json.loads(path.read_text())
                 if data["kind"] == "cell":
@@ -110,6 +115,9 @@ def _workload_of(model: Model, *rest: str | int) -> str:
 
 def _past(data: dict[str, Any]) -> tuple[Key, Past]:
     key = (str(data["cell_id"]), int(data["trial"]), str(data["hardware"]))
+    wall_s = data["wall_s"]
+    if not isinstance(data["started_at"], str) or not (wall_s is None or isinstance(wall_s, int | float)):
+        raise TypeError("a record's time is no time")
     past = Past(
         **{name: data[name] for name in ("run_id", "status", "started_at", "wall_s", "cell_id", "fail_phase")},
         fail_reason=data["fail_reason"],

@@ -216,6 +216,7 @@ def _watch(
     """Until all ranks are gone or a limit is reached; None where the ranks' own end is the verdict."""
     failed_since: float | None = None
     turn = 0
+    watch.last_report = time.monotonic()  # nobody can report while a library is imported for the first cell of a sweep
     with selectors.DefaultSelector() as selector:
         for rank in ranks:
             selector.register(rank.pipe, selectors.EVENT_READ, rank)

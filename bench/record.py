@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.account import Account, Lane
+from bench.conform import misfit
 from bench.factors import Factors
 from bench.jobs import ParityResult, StageResult, Status, factors_from_json, stage_from_json, to_json
 from bench.partition.memory import MemoryTerms
@@ -137,11 +138,14 @@ def load(path: Path) -> Record:
         data = json.loads(path.read_text())
         if data["schema_version"] != SCHEMA_VERSION:
             raise RecordError(f"{path}: schema_version {data['schema_version']}, this program reads {SCHEMA_VERSION}")
-        return from_json(data)
+        made = from_json(data)
     except RecordError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RecordError(f"{path}: not a record ({type(error).__name__}: {error})") from error
+    if wrong := misfit(made):
+        raise RecordError(f"{path}: not a record ({wrong})")
+    return made
 
 
 def load_all(results_dir: Path) -> tuple[list[Record], list[RecordError]]:

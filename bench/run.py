@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import errno
 import hashlib
 import itertools
 import json
 import os
 import re
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -164,7 +167,13 @@ def _bury_locked(results_dir: Path) -> list[Record]:
             record.write(made, results_dir)
             buried.append(made)
         claim.release(results_dir, name)
+        shutil.rmtree(_folder(found.run_id), ignore_errors=True)
     return buried
+
+
+def _folder(run_id: str) -> Path:
+    """Where the run's ranks meet; named by the run, so that it goes with the claim of a process that was killed."""
+    return Path(tempfile.gettempdir()) / f"bench-{run_id}"
 
 
 def _double_key(cell: Cell) -> str:
@@ -217,14 +226,42 @@ def run_cell(
     except BaseException as error:
         status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
         reason = " ".join(f"the harness itself failed: {type(error).__name__}: {error}".split())
-        record.write(replace(blank, status=status, fail_phase="plan", fail_reason=reason), settings.results_dir)
-        claim.release(settings.results_dir, name)
+        _leave(replace(blank, status=status, fail_phase="plan", fail_reason=reason), settings.results_dir, name)
         raise
-    record.write(made, settings.results_dir)
-    claim.release(settings.results_dir, name)
+    made = _leave(made, settings.results_dir, name)
     if stop is not None:
         raise Stopped(stop, made) from None
     return made
+
+
+def _leave(made: Record, results_dir: Path, name: str) -> Record:
+    """Write the record and let its claim go; where the disk is full, the record is one without figures that says so,
+    in the room that the claim had."""
+    try:
+        record.write(made, results_dir)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        blank = replace(made, steps=(), stages=(), parity=None, parity_double=None, account=None, trace="", resolved={})
+        was = f"{made.status}{f' in {made.fail_phase}' if made.fail_phase else ''}: {made.fail_reason}".rstrip(": ")
+        reason = f"the record could not be written: {error.strerror}; it was {was}"
+        made = replace(blank, status="error", fail_phase=made.fail_phase or "plan", fail_reason=reason[:1000])
+        claim.turn_into(
+            results_dir, name, record.records_dir(results_dir) / f"{made.run_id}.json", json.dumps(to_json(made))
+        )
+        return made
+    claim.release(results_dir, name)
+    return made
+
+
+@contextlib.contextmanager
+def _meeting_place(run_id: str) -> Iterator[str]:
+    folder = _folder(run_id)
+    folder.mkdir(mode=0o700)
+    try:
+        yield str(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run_claimed(
@@ -248,7 +285,7 @@ def _run_claimed(
         if on_message is not None:
             on_message(message)
 
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder, watch:
+    with _meeting_place(blank.run_id) as folder, watch:
         try:
             outcome = launch(
                 _on_nodes(make_job(cell, settings, blank.run_id, folder, double=known is None), nodes),

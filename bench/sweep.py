@@ -183,6 +183,7 @@ def sweep_runs(runs: Sequence[Run], settings: Settings, *, alone: bool = False, 
     for buried in bury_dead(settings.results_dir):
         print(f"{buried.run_id}: {buried.fail_reason}", file=sys.stderr)
     out = console()
+    elsewhere = _Elsewhere(settings)
     history = History.read(settings.results_dir)
     todo = [run for run in runs if alone or not history.skips(_key(run), settings.on_existing)]
     made = Result()
@@ -197,7 +198,10 @@ def sweep_runs(runs: Sequence[Run], settings: Settings, *, alone: bool = False, 
                 continue
             view.begin(_label(cell, trial, number, len(todo)))
             try:
-                made.append(_run(cell, settings, trial, view, warm, nodes, alone=alone))
+                made.append(_run(cell, settings, trial, view, warm, nodes, None if alone else elsewhere))
+            except _Done:
+                view.end("done meanwhile by another process", time_left.after(None))
+                continue
             except Busy as busy:
                 view.end(f"skipped: {busy}", time_left.after(None))
                 made.left += 1
@@ -221,14 +225,47 @@ def sweep_runs(runs: Sequence[Run], settings: Settings, *, alone: bool = False, 
     return made
 
 
+class _Done(Exception):
+    """The run has a record that another process has made since the sweep began."""
+
+
+class _Elsewhere:
+    """What has been recorded in the folder since a sweep began, by another sweep there too."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._seen = self._paths()
+        self._done: set[Key] = set()
+
+    def _paths(self) -> set[Path]:
+        return set(records_dir(self._settings.results_dir).glob("*.json"))
+
+    def done(self, key: Key) -> bool:
+        """Whether the run need not be made any more; reads what is new since the last time."""
+        new = self._paths() - self._seen
+        self._seen |= new
+        history = History.of(new)
+        self._done |= {k for k in history.runs if history.skips(k, self._settings.on_existing)}
+        return key in self._done
+
+
 def _failed(status: str) -> bool:
     return status not in ("ok", "unsupported")
 
 
 def _run(
-    cell: Cell, settings: Settings, trial: int, view: _View, warm: Warm, nodes: Sequence[Node], *, alone: bool
+    cell: Cell,
+    settings: Settings,
+    trial: int,
+    view: _View,
+    warm: Warm,
+    nodes: Sequence[Node],
+    elsewhere: _Elsewhere | None,
 ) -> Record:
-    """Measure what the cell's balance needs, then run it; a mistake that shows only then is a row of a sweep."""
+    """Measure what the cell's balance needs, then run it; a mistake that shows only then is a row of a sweep.
+
+    ``elsewhere`` is None for a cell alone.  Raises _Done where another process has made the run meanwhile.
+    """
     start = warm.starter(capabilities(cell.factors.library).modules) if settings.preload else fresh
     try:
         _check_alike(cell, nodes)
@@ -236,9 +273,11 @@ def _run(
     except Unmeasured as failure:
         return unmeasured(cell, settings, trial, failure.outcome, failure.what, failure.log)
     except UserError as problem:
-        if alone:
+        if elsewhere is None:
             raise
         return unsupported(replace(cell, problem=problem), settings, trial)
+    if elsewhere is not None and elsewhere.done(_key((cell, trial))):
+        raise _Done
     return run_cell(cell, settings, trial, view, start, nodes)
 
 

@@ -28,7 +28,7 @@ FLOW = [
     *("errors", "factors", "jobs", "trials", "place"),
     *("partition.solver", "partition.simulate", "partition.predict", "partition.optimal"),
     *("partition.profile", "partition.memory", "partition.prediction", "partition.rules"),
-    *("account", "traces", "record", "history"),
+    *("account", "traces", "conform", "record", "history"),
     *("registry", "hardware", "config", "expand", "plan"),
     *("lifeline", "warm", "launch", "nodes", "agent", "gpu_watch"),
     *("environment", "claim", "run", "resolve"),

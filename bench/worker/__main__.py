@@ -6,6 +6,7 @@ lingers would leave its peers hanging.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -36,13 +37,16 @@ def main(arguments: list[str], parent_pid: int | None = None) -> None:
         channel.result(to_json(run_rank(job, rank, channel)))
         code = 0
     except BaseException as error:
-        traceback.print_exc()
         from bench.worker.errors import describe
 
+        # Before the traceback: where the log cannot be written, on a full disk, the reason is told all the same.
         channel.error(*describe(error))
         code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
     os._exit(code)
 
 

@@ -176,8 +176,8 @@ def test_bad_records_are_named_and_left_out(made_record: Make, tmp_path: Path) -
         path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     paths, lines = collect(tmp_path)
     assert [Path(line.partition(": ")[0]).name for line in lines] == ["cut.json", "odd-status.json", "odd-step.json"]
-    assert "status: 'fine' is not ok or" in lines[1]
-    assert "step_time_s: '1 s' is not float" in lines[2]
+    assert "status: 'fine' is not one of ok, oom" in lines[1]
+    assert "steps.time_s: '1 s' is no float" in lines[2]
     for path in paths.values():
         assert set(pd.read_csv(path)["run_id"]) == {"good"}
 

@@ -1,0 +1,76 @@
+"""Whether data read from a file has the types that a dataclass declares.
+
+A dataclass takes whatever it is given; a record that someone has edited, or another program has written, would
+else fail far from its file, or be reported as a number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+from collections.abc import Callable
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+__all__ = ["misfit"]
+
+Check = Callable[[Any], str]
+
+
+def misfit(value: Any) -> str:
+    """Where a dataclass, or one nested in it, holds a value of another type than declared: ``steps.time_s: 'a'
+    is no float``; empty where all fit.
+
+    An int passes for a float and, since JSON knows no other, a bool only for a bool.
+    """
+    kind: Any = type(value)
+    return _check_of(kind)(value)
+
+
+@functools.cache
+def _check_of(hint: Any) -> Check:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return lambda value: ""
+    if dataclasses.is_dataclass(hint):
+        hints = get_type_hints(hint)
+        parts = [(f.name, _check_of(hints[f.name])) for f in dataclasses.fields(hint)]
+        return functools.partial(_fields, hint, parts)
+    if origin in (Union, types.UnionType):
+        return functools.partial(_any_of, [_check_of(a) for a in arguments])
+    if origin is Literal:
+        return lambda value: "" if value in arguments else f"{value!r} is not one of {', '.join(map(str, arguments))}"
+    if origin is tuple and arguments[-1:] == (Ellipsis,):
+        return functools.partial(_each, _check_of(arguments[0]))
+    if origin is dict:
+        return functools.partial(_values, _check_of(arguments[1]))
+    return functools.partial(_plain, origin or hint)
+
+
+def _plain(kind: type, value: Any) -> str:
+    fits = isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
+    return "" if fits else f"{value!r:.60} is no {kind.__name__}"
+
+
+def _fields(kind: Any, parts: list[tuple[str, Check]], value: Any) -> str:
+    if not isinstance(value, kind):
+        return f"{value!r:.60} is no {kind.__name__}"
+    for name, check in parts:
+        if wrong := check(getattr(value, name)):
+            return f"{name}{'.' if ': ' in wrong else ': '}{wrong}"
+    return ""
+
+
+def _any_of(checks: list[Check], value: Any) -> str:
+    wrong = [check(value) for check in checks]
+    return "" if "" in wrong else wrong[0]
+
+
+def _values(check: Check, value: Any) -> str:
+    return _plain(dict, value) or next((wrong for item in value.values() if (wrong := check(item))), "")
+
+
+def _each(check: Check, value: Any) -> str:
+    if not isinstance(value, tuple):
+        return f"{value!r:.60} is no list"
+    return next((wrong for item in value if (wrong := check(item))), "")
