@@ -1,8 +1,9 @@
-"""Real faults in real cells of a three-layer model: what is recorded, what is left behind, and that a rerun completes it."""
+"""Real faults in real cells of a three-layer model: what is recorded, what is left, and that a rerun completes it."""
 
 from __future__ import annotations
 
 import collections
+import json
 import os
 import random
 import re
@@ -43,9 +44,14 @@ class User:
     def __init__(self, folder: Path) -> None:
         self.folder, self.results = folder, folder / "results"
         (folder / "faulty.py").write_text((HERE / "faulty.py").read_text())
-        (folder / "armed").touch()
+        (folder / "tmp").mkdir()
+        self.arm({})
         self.started: list[subprocess.Popen[str]] = []
         self.shared_before = set(os.listdir("/dev/shm"))
+
+    def arm(self, faults: dict[int, str]) -> None:
+        """From now on the cells with these seeds fail so, and no others."""
+        (self.folder / "faults.json").write_text(json.dumps(faults))
 
     def start(self, *overrides: str) -> subprocess.Popen[str]:
         """Start ``python -m bench -m``."""
@@ -54,7 +60,12 @@ class User:
             *("num_classes=4", "image_size=8", "batch_size=8", "micro_batches=2", "warmup_steps=1", "steps=2"),
             *("baseline=false", "results_dir=results", "timeout_s=4", *overrides),
         ]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(self.folder / "tmp"),
+        }
         process = subprocess.Popen(
             command, cwd=self.folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
@@ -80,6 +91,8 @@ class User:
         assert not left
         assert set(os.listdir("/dev/shm")) <= self.shared_before
         assert list((self.results / "claims").glob("*.json")) == []
+        # A killed parent used to leave its ranks' meeting place there for ever.
+        assert list((self.folder / "tmp").glob("bench-*")) == []
         assert [p for p in self.results.rglob("*") if p.suffix == ".tmp"] == []
         runs = pd.read_csv(self.results / "runs.csv")
         assert sorted(runs["run_id"]) == sorted(r.run_id for r in self.records())
@@ -111,29 +124,32 @@ def user(tmp_path: Path) -> Iterator[User]:
 
 def _strike(user: User, library: str, faults: Sequence[str]) -> list[Record]:
     """Cells with these faults between two good ones; each is checked, then all are completed."""
-    (user.folder / "armed").touch()
-    good = ("none-build-0", "none-build-1")
-    options = (f"library={library}", f"+model.fault={','.join((good[0], *faults, good[1]))}")
+    first = 1 + max((r.factors.seed for r in user.records()), default=0)
+    planned = dict(enumerate(faults, first + 1))
+    seeds = range(first, first + len(faults) + 2)
+    options = (f"library={library}", f"seed={','.join(map(str, seeds))}")
+    user.arm(planned)
     before = {r.run_id for r in user.records()}
     user.run(*options, code=1)
     made = [r for r in user.records() if r.run_id not in before]
-    found = {str(dict(r.factors.model.options)["fault"]): r for r in made}
-    assert set(found) == {*good, *faults}
-    assert [found[name].status for name in good] == ["ok", "ok"]
-    for fault in faults:
+    found = {r.factors.seed: r for r in made}
+    assert set(found) == set(seeds)
+    assert [found[seed].status for seed in (seeds[0], seeds[-1])] == ["ok", "ok"]
+    for seed, fault in planned.items():
         kind, phase, rank = fault.split("-")
         status, reason = SAID[kind]
-        record = found[fault]
+        record = found[seed]
         assert (record.status, record.fail_phase) == (status, phase), (fault, record.fail_reason)
         assert re.fullmatch(reason.format(rank=rank), record.fail_reason), (fault, record.fail_reason)
         assert record.steps == ()
         assert (user.results / record.log).is_file()
     user.check_nothing_is_left()
-    (user.folder / "armed").unlink()
+    user.arm({})
     user.run(*options, "on_existing=retry_failed", code=0)
-    again = [r for r in user.records() if r.run_id not in before and r.run_id not in {m.run_id for m in made}]
-    assert {str(dict(r.factors.model.options)["fault"]) for r in again} == set(faults)
-    assert {r.status for r in again} == {"ok"}
+    done = before | {r.run_id for r in made}
+    again = [r for r in user.records() if r.run_id not in done]
+    assert sorted((r.factors.seed, r.status) for r in again) == [(seed, "ok") for seed in planned]
+    assert {r.run_id for r in user.records()} >= done
     user.check_nothing_is_left()
     return made
 
@@ -168,19 +184,10 @@ def test_soak(user: User, capsys: pytest.CaptureFixture[str]) -> None:
     start, kinds = time.monotonic(), collections.Counter[str]()
     plan = [("torch", 20)] * 5 + [("deepspeed", 20), ("ddp", 20), ("torchgpipe", 20), ("fairscale", 20), ("single", 20)]
     for library, count in plan:
-        faults = [
-            f"{kind}-{phase}-{rank}"
-            # What waits for its limit takes four seconds.
-            for kind in SAID
-            for phase in PHASES
-            for rank in range(RANKS[library])
-        ]
+        faults = [f"{kind}-{phase}-{rank}" for kind in SAID for phase in PHASES for rank in range(RANKS[library])]
         rng.shuffle(faults)
-        kinds.update(str(dict(r.factors.model.options)["fault"]).partition("-")[0]
-                     for r in _strike(user, library, faults[:count]) if r.status != "ok")  # fmt: skip
-        user.run("library=single", "stages=1", "+model.fault=none-build-0", "on_existing=rerun", code=0)
-        for old in user.records():  # the next batch may draw the same fault again
-            (user.results / "records" / f"{old.run_id}.json").unlink()
+        _strike(user, library, faults[:count])
+        kinds.update(fault.partition("-")[0] for fault in faults[:count])
     seconds = time.monotonic() - start
     with capsys.disabled():
         print(f"\n{sum(kinds.values())} faults in {seconds:.0f} s: {dict(sorted(kinds.items()))}")
@@ -201,15 +208,14 @@ def _wait_for(what: Callable[[], bool], process: subprocess.Popen[str]) -> None:
     [(signal.SIGKILL, "parity"), (signal.SIGKILL, "measure"), (signal.SIGTERM, "warmup"), (signal.SIGTERM, "trace")],
 )
 def test_the_parent_is_ended_in_a_phase(user: User, number: signal.Signals, phase: str) -> None:
-    # A killed parent used to leave its ranks' meeting place in the folder for temporary files for ever.
-    places = set(Path("/tmp").glob("bench-*"))
-    process = user.start("library=torch", f"+model.fault=wait-{phase}-1", "timeout_s=60")
+    user.arm({1: f"wait-{phase}-1"})
+    process = user.start("library=torch", "seed=1", "timeout_s=60")
     _wait_for((user.folder / "reached").exists, process)
     process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
-    (user.folder / "armed").unlink()
-    user.run("library=torch", f"+model.fault=wait-{phase}-1", code=0)
+    user.arm({})
+    user.run("library=torch", "seed=1", code=0)
     found = {r.status: r for r in user.records()}
     assert set(found) == {"interrupted", "ok"}
     if number == signal.SIGKILL:
@@ -217,19 +223,16 @@ def test_the_parent_is_ended_in_a_phase(user: User, number: signal.Signals, phas
     else:
         assert (found["interrupted"].fail_reason, found["interrupted"].fail_phase) == ("ended by SIGTERM", phase)
     user.check_nothing_is_left()
-    assert set(Path("/tmp").glob("bench-*")) <= places
 
 
 @pytest.mark.timeout(200)
 def test_two_sweeps_in_one_folder_make_each_run_once(user: User) -> None:
     # The second sweep used to make again what the first had made after both had begun.
-    options = ("library=torch", "+model.fault=none-build-0,none-build-1,none-warmup-0,none-warmup-1")
+    options = ("library=torch", "seed=1,2,3,4")
     processes = [user.start(*options), user.start(*options)]
     said = [p.communicate(timeout=150)[0] for p in processes]
     assert [p.returncode for p in processes] == [0, 0], said
-    assert sorted(str(dict(r.factors.model.options)["fault"]) for r in user.records()) == sorted(
-        options[1].partition("=")[2].split(",")
-    )
+    assert sorted(r.factors.seed for r in user.records()) == [1, 2, 3, 4]
     assert {r.status for r in user.records()} == {"ok"}
     user.check_nothing_is_left()
 
@@ -244,18 +247,19 @@ def test_a_disk_that_fills_up_loses_no_row(user: User, phase: str) -> None:
     if done.returncode:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no small file system: {done.stderr.strip()}")
     try:
-        options = ("library=torch", f"+model.fault=none-build-0,fill-{phase}-1,none-build-1")
+        user.arm({2: f"fill-{phase}-1"})
+        options = ("library=torch", "seed=1,2,3")
         said = user.run(*options, code=1)
         assert "No space left on device; what is recorded there stays: make room" in said
         assert "Traceback" not in said
-        found = {str(dict(r.factors.model.options)["fault"]): r for r in user.records()}
-        assert set(found) == {"none-build-0", f"fill-{phase}-1"}
-        full = found[f"fill-{phase}-1"]
-        assert (found["none-build-0"].status, full.status) == ("ok", "error")
+        found = {r.factors.seed: r for r in user.records()}
+        assert set(found) == {1, 2}
+        full = found[2]
+        assert (found[1].status, full.status) == ("ok", "error")
         assert re.search("No space left on device", full.fail_reason)
         assert list((user.results / "claims").glob("*.json")) == []
         (user.results / "filler").unlink()
-        (user.folder / "armed").unlink()
+        user.arm({})
         user.run(*options, "on_existing=retry_failed", code=0)
         assert collections.Counter(r.status for r in user.records()) == {"ok": 3, "error": 1}
         user.check_nothing_is_left()
