@@ -17,6 +17,8 @@ from typing import Any
 import psutil
 from filelock import FileLock
 
+from bench.atomic import replacing
+
 __all__ = ["Claim", "claims_dir", "dead", "lock", "release", "take", "turn_into"]
 
 # A claim holds a record without figures; this is room for its fail_reason, on a disk that has filled up meanwhile.
@@ -96,15 +98,8 @@ def take(results_dir: Path, name: str, claim: Claim) -> Claim | None:
     standing = _read(path)
     if standing is not None and standing.alive():
         return standing
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        with open(temporary, "w") as out:
-            out.write(json.dumps(asdict(claim)) + " " * SPARE_BYTES)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(asdict(claim)) + " " * SPARE_BYTES)
     return None
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from bench.atomic import replacing
 from bench.errors import UserError
 from bench.factors import Options
 from bench.hardware import peak_flops
@@ -222,12 +223,8 @@ _DTYPES = {"int": "Int64", "float": "float64", "bool": "boolean"}
 def _write(rows: Sequence[Row], columns: Sequence[Column], path: Path) -> None:
     frame = pd.DataFrame(rows, columns=[c.name for c in columns])
     frame = frame.astype({c.name: _DTYPES[c.kind] for c in columns if c.kind != "text"})
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
+    with replacing(path) as temporary:
         frame.to_csv(temporary, index=False, lineterminator="\n")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def collect(results_dir: Path) -> tuple[dict[str, Path], list[str]]:

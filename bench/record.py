@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from bench.account import Account, Lane
+from bench.atomic import replacing
 from bench.conform import misfit
 from bench.factors import Factors
 from bench.jobs import ParityResult, StageResult, Status, factors_from_json, stage_from_json, to_json
@@ -96,15 +96,8 @@ def write(record: Record, results_dir: Path) -> Path:
     folder = records_dir(results_dir)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{record.run_id}.json"
-    temporary = folder / f".{record.run_id}.{os.getpid()}.tmp"
-    try:
-        with open(temporary, "w") as out:
-            json.dump(to_json(record), out, indent=1)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, open(temporary, "w") as out:
+        json.dump(to_json(record), out, indent=1)
     return path
 
 

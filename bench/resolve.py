@@ -12,6 +12,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from bench.atomic import replacing
 from bench.factors import Factors, Settings
 from bench.jobs import Job, Message
 from bench.launch import Outcome, launch
@@ -109,9 +110,8 @@ def _measure_native(cell: Cell, settings: Settings, on_message: OnMessage, start
         return
     found = _run(cell, settings, "native", cell.world_size, on_message, start)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(found["partition"]))
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(found["partition"]))
 
 
 def _run(

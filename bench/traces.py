@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.atomic import replacing
 from bench.jobs import SpanResult
 
 __all__ = ["read_spans", "traces_dir", "write_spans"]
@@ -24,14 +24,12 @@ def traces_dir(results_dir: Path) -> Path:
 def write_spans(spans: Sequence[SpanResult], path: Path) -> None:
     """Write atomically, in the order of time."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    with open(temporary, "w", newline="") as out:
+    with replacing(path) as temporary, open(temporary, "w", newline="") as out:
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(_FIELDS)
         for span in sorted(spans, key=lambda s: (s.step, s.start_s, s.stage)):
             row = dataclasses.asdict(span) | {"start_s": f"{span.start_s:.6f}", "end_s": f"{span.end_s:.6f}"}
             writer.writerow(row.values())
-    os.replace(temporary, path)
 
 
 def read_spans(path: Path) -> tuple[SpanResult, ...]:

@@ -25,7 +25,7 @@ WORDS = {"single", "torch"}
 
 # config → plan → launch → record → collect → report: a module imports only what stands before it.
 FLOW = [
-    *("errors", "factors", "jobs", "trials", "place"),
+    *("errors", "atomic", "factors", "jobs", "trials", "place"),
     *("partition.solver", "partition.simulate", "partition.predict", "partition.optimal"),
     *("partition.profile", "partition.memory", "partition.prediction", "partition.rules"),
     *("account", "traces", "conform", "record", "history"),

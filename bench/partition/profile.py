@@ -7,12 +7,12 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from bench.atomic import replacing
 from bench.factors import Factors
 from bench.partition.predict import LayerCost, Link, Problem
 from bench.partition.simulate import Schedule
@@ -151,19 +151,15 @@ def profile_path(key: ProfileKey, results_dir: Path) -> Path:
 def write_profile(profile: Profile, path: Path) -> None:
     """Write atomically: lines of ``# name: value`` with all but the layers, then a CSV of a row a layer."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
     head = {
         **dataclasses.asdict(profile.key),
         **{f.name: getattr(profile, f.name) for f in fields(Profile) if f.name not in ("key", "layers")},
     }
-    with open(temporary, "w", newline="") as out:
+    with replacing(path) as temporary, open(temporary, "w", newline="") as out:
         out.writelines(f"# {name}: {value}\n" for name, value in head.items())
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow([f.name for f in fields(LayerProfile)])
         writer.writerows(dataclasses.astuple(layer) for layer in profile.layers)
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(temporary, path)
 
 
 def _typed(kind: type, row: dict[str, str]) -> dict[str, object]:

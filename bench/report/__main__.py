@@ -7,12 +7,12 @@ give the same bytes.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.atomic import replacing
 from bench.errors import UserError
 from bench.report.data import Study, load
 from bench.report.figures import FORMATS, Figure, figures, render
@@ -85,12 +85,8 @@ def _markdown(study: Study, found: Sequence[Table], drawn: Sequence[Figure]) -> 
 
 
 def _write(path: Path, text: str) -> Path:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
     return path
 
 

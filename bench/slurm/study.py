@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.atomic import replacing
 from bench.errors import UserError
 from bench.factors import Factors, Settings
 from bench.history import FINAL, History, Past
@@ -146,9 +147,8 @@ def now() -> str:
 
 
 def _write(path: Path, data: object) -> None:
-    temporary = path.with_suffix(f".{socket.gethostname()}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(data, indent=1))
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(data, indent=1))
 
 
 def create(settings: Settings, max_requeues: int, plans: dict[Needs, list[Run]], unsupported: int) -> Study:

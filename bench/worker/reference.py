@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from filelock import FileLock
 from torch import nn
 
+from bench.atomic import replacing
 from bench.factors import Factors
 from bench.worker.build import Work, loss, make_model, make_optimizer
 from bench.worker.channel import Channel
@@ -204,9 +204,8 @@ def obtain(
                     raise
                 reasons.append(f"the reference does not fit on {where}")
                 continue
-            temporary = path.with_suffix(f".{os.getpid()}.tmp")
-            torch.save(asdict(reference), temporary)
-            os.replace(temporary, path)
+            with replacing(path) as temporary:
+                torch.save(asdict(reference), temporary)
         _prune(folder, path)
         return path, ""
     return None, "; ".join(reasons)
