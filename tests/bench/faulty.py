@@ -34,7 +34,7 @@ def _fill() -> None:
 def _limit() -> None:
     # Room for what tells of it, as there is where a machine's memory runs out at a large request.
     room = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + (1 << 28)
-    resource.setrlimit(resource.RLIMIT_AS, (room, room))
+    resource.setrlimit(resource.RLIMIT_AS, (room, resource.getrlimit(resource.RLIMIT_AS)[1]))
     bytearray(1 << 31)
 
 
