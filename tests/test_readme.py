@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,16 @@ def test_the_table_is_printed_by_its_command() -> None:
     assert [line.rstrip() for line in done.stdout.splitlines()] == [
         line.rstrip() for line in block(command).splitlines()
     ]
+
+
+def test_the_figure_is_drawn_by_its_command(tmp_path: Path) -> None:
+    (shown,) = re.findall(r"!\[[^]]*\]\((results/measured/grid/figures/[^)]*)\)", README)
+    study = tmp_path / "grid"
+    study.mkdir()
+    for name in ("runs", "stages", "steps"):
+        shutil.copy(PROJECT / "results" / "measured" / "grid" / f"{name}.csv", study)
+    subprocess.run([sys.executable, "-m", "bench.report", str(study)], cwd=PROJECT, timeout=100, check=True)
+    assert (study / "figures" / Path(shown).name).read_bytes() == (PROJECT / shown).read_bytes()
 
 
 def markdown_table(command: str) -> list[str]:

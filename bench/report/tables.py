@@ -206,6 +206,7 @@ def _libraries(study: Study) -> Table:
             f"{means}, {process}",
             ", ".join(s.name for s in can.schedules) or DASH,
             ", ".join(can.checkpoints),
+            "any" if can.stages_are == "devices" else DASH,
             "yes" if can.several_nodes else "no",
             "yes" if can.overlap_on_cpu else "no",
             ", ".join(own) or DASH,
@@ -216,12 +217,13 @@ def _libraries(study: Study) -> Table:
     for name in sorted(versions.keys() - libraries().keys()):
         mark = notes.mark("not registered here: what it can do is not known.")
         said = ", ".join(sorted(filter(None, versions[name]))) or DASH
-        rows.append(Row((Entry(name, marks=(mark,)), *[Entry(DASH)] * 6, Entry(said))))
+        rows.append(Row((Entry(name, marks=(mark,)), *[Entry(DASH)] * 7, Entry(said))))
     columns = (
         Column("library", "the library"),
         Column("process model", "what its devices are, and which processes drive them"),
         Column("schedules", "the first is its own"),
         Column("checkpoint modes", "which micro-batches may recompute"),
+        Column("boundaries", "which it takes from its user; read back and checked in every run"),
         Column("several nodes", "whether the harness can run it on several"),
         Column("overlap on CPU", "whether its stages can run at once there"),
         Column("own balancers", "its own routines for a partition, and the devices they run on"),

@@ -23,14 +23,15 @@ from bench.record import Record, load_all
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PHASES = ("parity", "build", "warmup", "measure", "memory", "trace")
-# What is recorded of each: status and reason, of the rank.
+# What is recorded of each: status and reason, of the rank.  Of one that hangs, its peer may have been silent longer,
+# having waited for it since its own last report.
 SAID = {
     "kill": ("error", r"rank {rank} was killed by SIGKILL, perhaps by the kernel's out-of-memory killer"),
     "crash": ("error", r"rank {rank} was killed by SIGSEGV"),
     "allocator": ("oom", r"rank {rank} RuntimeError: .*can't allocate memory.*"),
     "limit": ("oom", r"rank {rank} MemoryError"),
-    "hang": ("timeout", r"no report for timeout_s=4 s; silent longest: rank {rank}"),
-    "stop": ("timeout", r"no report for timeout_s=4 s; silent longest: rank {rank}"),
+    "hang": ("timeout", r"no report for timeout_s=4 s; silent longest: rank [01]"),
+    "stop": ("timeout", r"no report for timeout_s=4 s; silent longest: rank [01]"),
     "raise": ("error", r"rank {rank} ValueError: the planted cause"),
     "silent": ("error", r"rank {rank} exited with code 0 and without a result"),
     "code": ("error", r"rank {rank} exited with code 3 without a word; its log has more"),
