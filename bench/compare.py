@@ -239,7 +239,7 @@ def _blind(found: Sequence[Comparison]) -> str:
     able = [c for c in tested if 2 / math.comb(c.old_trials + c.new_trials, c.old_trials) <= ALPHA / len(tested)]
     if able:
         return ""
-    return f"GATE: it cannot fail: {len(tested)} cells have too few trials for Holm's correction to let any count"
+    return f"GATE: it cannot fail: none of {len(found)} cells has enough trials for Holm's correction to let it count"
 
 
 def _print(found: Sequence[Comparison]) -> None:

@@ -188,7 +188,7 @@ def test_a_gate_that_cannot_close_says_so(
     old = written(study(made_record, "old", 0.5, count=3), tmp_path / "old")
     new = written(study(made_record, "new", 0.9, count=3), tmp_path / "new")
     assert main([old, new, "--gate"]) == 0
-    assert "GATE: it cannot fail" in capsys.readouterr().err
+    assert "GATE: it cannot fail: none of 1 cells" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
