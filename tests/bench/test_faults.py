@@ -30,8 +30,8 @@ SAID = {
     "crash": ("error", r"rank {rank} was killed by SIGSEGV"),
     "allocator": ("oom", r"rank {rank} RuntimeError: .*can't allocate memory.*"),
     "limit": ("oom", r"rank {rank} MemoryError"),
-    "hang": ("timeout", r"no report for timeout_s=4 s; silent longest: rank [01]"),
-    "stop": ("timeout", r"no report for timeout_s=4 s; silent longest: rank [01]"),
+    "hang": ("timeout", r"no report for timeout_s=8 s; silent longest: rank [01]"),
+    "stop": ("timeout", r"no report for timeout_s=8 s; silent longest: rank [01]"),
     "raise": ("error", r"rank {rank} ValueError: the planted cause"),
     "silent": ("error", r"rank {rank} exited with code 0 and without a result"),
     "code": ("error", r"rank {rank} exited with code 3 without a word; its log has more"),
@@ -59,7 +59,7 @@ class User:
         command = [
             *(sys.executable, "-m", "bench", "-m", "model=custom", "model.target=faulty.build", "device=cpu"),
             *("num_classes=4", "image_size=8", "batch_size=8", "micro_batches=2", "warmup_steps=1", "steps=2"),
-            *("baseline=false", "results_dir=results", "timeout_s=4", *overrides),
+            *("baseline=false", "results_dir=results", "timeout_s=8", *overrides),
         ]
         environment = {
             **os.environ,
