@@ -14,24 +14,26 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 __all__ = ["misfit"]
 
-Check = Callable[[Any], str]
+# Where (empty for the value itself) and what; None where it fits.
+Check = Callable[[Any], tuple[str, str] | None]
 
 
 def misfit(value: Any) -> str:
     """Where a dataclass, or one nested in it, holds a value of another type than declared: ``steps.time_s: 'a'
     is no float``; empty where all fit.
 
-    An int passes for a float and, since JSON knows no other, a bool only for a bool.
+    An int passes for a float, a bool only for a bool.
     """
     kind: Any = type(value)
-    return _check_of(kind)(value)
+    found = _check_of(kind)(value)
+    return ": ".join(found) if found else ""
 
 
 @functools.cache
 def _check_of(hint: Any) -> Check:
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
-        return lambda value: ""
+        return lambda value: None
     if dataclasses.is_dataclass(hint):
         hints = get_type_hints(hint)
         parts = [(f.name, _check_of(hints[f.name])) for f in dataclasses.fields(hint)]
@@ -39,7 +41,8 @@ def _check_of(hint: Any) -> Check:
     if origin in (Union, types.UnionType):
         return functools.partial(_any_of, [_check_of(a) for a in arguments])
     if origin is Literal:
-        return lambda value: "" if value in arguments else f"{value!r} is not one of {', '.join(map(str, arguments))}"
+        said = f"is not one of {', '.join(map(str, arguments))}"
+        return lambda value: None if value in arguments else ("", f"{value!r} {said}")
     if origin is tuple and arguments[-1:] == (Ellipsis,):
         return functools.partial(_each, _check_of(arguments[0]))
     if origin is dict:
@@ -47,30 +50,30 @@ def _check_of(hint: Any) -> Check:
     return functools.partial(_plain, origin or hint)
 
 
-def _plain(kind: type, value: Any) -> str:
+def _plain(kind: type, value: Any) -> tuple[str, str] | None:
     fits = isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
-    return "" if fits else f"{value!r:.60} is no {kind.__name__}"
+    return None if fits else ("", f"{value!r:.60} is no {kind.__name__}")
 
 
-def _fields(kind: Any, parts: list[tuple[str, Check]], value: Any) -> str:
+def _fields(kind: Any, parts: list[tuple[str, Check]], value: Any) -> tuple[str, str] | None:
     if not isinstance(value, kind):
-        return f"{value!r:.60} is no {kind.__name__}"
+        return "", f"{value!r:.60} is no {kind.__name__}"
     for name, check in parts:
-        if wrong := check(getattr(value, name)):
-            return f"{name}{'.' if ': ' in wrong else ': '}{wrong}"
-    return ""
+        if found := check(getattr(value, name)):
+            return ".".join(filter(None, (name, found[0]))), found[1]
+    return None
 
 
-def _any_of(checks: list[Check], value: Any) -> str:
-    wrong = [check(value) for check in checks]
-    return "" if "" in wrong else wrong[0]
+def _any_of(checks: list[Check], value: Any) -> tuple[str, str] | None:
+    found = [check(value) for check in checks]
+    return None if None in found else found[0]
 
 
-def _values(check: Check, value: Any) -> str:
-    return _plain(dict, value) or next((wrong for item in value.values() if (wrong := check(item))), "")
+def _values(check: Check, value: Any) -> tuple[str, str] | None:
+    return _plain(dict, value) or next((found for item in value.values() if (found := check(item))), None)
 
 
-def _each(check: Check, value: Any) -> str:
+def _each(check: Check, value: Any) -> tuple[str, str] | None:
     if not isinstance(value, tuple):
-        return f"{value!r:.60} is no list"
-    return next((wrong for item in value if (wrong := check(item))), "")
+        return "", f"{value!r:.60} is no list"
+    return next((found for item in value if (found := check(item))), None)

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -253,6 +254,15 @@ def test_an_error_in_the_callback_ends_the_ranks(run: Run) -> None:
 
     with pytest.raises(BrokenPipeError, match="nobody reads"):
         run(STAY, STAY, on_message=fails)
+
+
+def test_a_reason_is_told_where_the_log_cannot_be_written(tmp_path: Path) -> None:
+    # The traceback used to be printed first, which on a full disk raised and lost the reason.
+    (tmp_path / "work").mkdir()
+    job = replace(_job(tmp_path, 1, 60), task="no_such.task")
+    outcome = launch(job, Path("/dev/full"), wall_limit_s=60)
+    reason = "rank 0 ModuleNotFoundError: No module named 'no_such'"
+    assert (outcome.status, outcome.fail_phase, outcome.fail_reason) == ("error", "build", reason)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

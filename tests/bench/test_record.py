@@ -40,6 +40,9 @@ def test_keys_of_a_later_program_are_ignored(made_record: Make, tmp_path: Path) 
         (lambda text: "[]", "not a record"),
         (lambda text: "{}", "schema_version"),
         (lambda text: text.replace('"schema_version": 1', '"schema_version": 99'), "schema_version 99"),
+        # A text where a number belongs used to come as far as the medians.
+        (lambda text: text.replace('"trial": 0', '"trial": "0"'), "trial: '0' is no int"),
+        (lambda text: text.replace('"wall_s": ', '"wall_s": "long", "was": '), "wall_s: 'long' is no float"),
         (lambda text: text.replace('"factors": {', '"factors": {"colour": "red", '), "colour"),
     ],
 )
